@@ -1,0 +1,1 @@
+"""Adapters onto engines: one module per engine, each thin, each onto routeprof.capture."""

@@ -1,0 +1,1 @@
+"""Counting inside the engine. Imports torch, numpy, pyarrow and the standard library only."""

@@ -1,0 +1,160 @@
+"""What is computed on the device, as plain torch operators.
+
+Every function here runs in the engine's forward pass: fixed output shapes, no host
+synchronisation, no data-dependent branch, so that it works under torch.compile, CUDA-graph
+capture and FakeTensorMode alike.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from routeprof.capture.layout import BINS_PER_OCTAVE, FACTOR_DENOMINATOR, GEMM_BUCKETS, Layout
+from routeprof.topology import RouterKind
+
+
+def count_ids(step_row: Tensor, ids: Tensor, source: Tensor, experts: int) -> None:
+    """Add one layer call to its step row.
+
+    Args:
+        step_row: int64 [width], columns as in Layout; changed in place.
+        ids: integer [tokens, k], the experts that run; any value is allowed.
+        source: int64 [tokens * k] or 0-dim; 1 counts, 0 does not (padding, switched off).
+        experts: number of experts of this layer.
+    """
+    shifted = torch.clamp(ids.reshape(-1).long(), -1, experts).add_(1)
+    step_row.scatter_add_(0, shifted, source.expand(shifted.shape))
+
+
+def gate_statistics(
+    logits: Tensor, keep: Tensor | None, router: RouterKind, top_k: int, probabilities: bool
+) -> tuple[Tensor, Tensor]:
+    """Sums of the gate's outputs over tokens.
+
+    Args:
+        logits: [..., tokens, experts], the router's output.
+        keep: bool [..., tokens]; False leaves a token out. None keeps all.
+        router: how logits become scores; sigmoid-like scores are normalised over experts.
+        top_k: experts per token, for the margin p(k) - p(k+1).
+        probabilities: the router handed out probabilities: they are used as they are.
+
+    Returns:
+        mass [..., experts] and scalars [..., 5] in the order of ``layout.GATE_SCALARS``. The
+        z term is NaN where there are no logits, the margin where every expert is chosen.
+    """
+    scores, z = _scores(logits.float(), router, probabilities)
+    entropy = torch.special.entr(scores).sum(-1)
+    best = scores.topk(min(top_k + 1, scores.shape[-1]), dim=-1).values
+    if best.shape[-1] > top_k:
+        margin = best[..., -2] - best[..., -1]
+    else:
+        margin = torch.full_like(z, torch.nan)
+    terms = torch.stack([entropy, best[..., 0], margin, z, torch.ones_like(z)], dim=-1)
+    if keep is not None:
+        # A padding row may hold NaN, and NaN * 0 is NaN: select, then add.
+        scores = torch.where(keep[..., None], scores, 0.0)
+        terms = torch.where(keep[..., None], terms, 0.0)
+    return scores.sum(-2), terms.sum(-2)
+
+
+def _scores(logits: Tensor, router: RouterKind, probabilities: bool) -> tuple[Tensor, Tensor]:
+    """Normalised scores [..., experts] and squared log-partition [...]."""
+    if probabilities:
+        return logits, torch.full_like(logits[..., 0], torch.nan)
+    log_partition = logits.logsumexp(-1)
+    if router == "softmax":
+        return torch.exp(logits - log_partition[..., None]), log_partition.square()
+    raw = logits.sigmoid() if router == "sigmoid" else torch.nn.functional.softplus(logits).sqrt()
+    return raw / raw.sum(-1, keepdim=True), log_partition.square()
+
+
+def weight_sums(weights: Tensor, ids: Tensor, keep: Tensor | None, experts: int) -> Tensor:
+    """Combine weight that each expert received, [experts]; ids and weights are [tokens, k]."""
+    weights = weights.float()
+    if keep is not None:
+        weights = torch.where(keep[:, None], weights, 0.0)
+    shifted = torch.clamp(ids.reshape(-1).long(), -1, experts).add_(1)
+    sums = torch.zeros(experts + 2, dtype=torch.float32, device=weights.device)
+    return sums.scatter_add_(0, shifted, weights.reshape(-1))[1 : experts + 1]
+
+
+class StepConstants:
+    """Per-layer constants on the device that step statistics need."""
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        experts = [layer.experts for layer in layout.layers]
+        top_k = [layer.top_k for layer in layout.layers]
+        self.experts = torch.tensor(experts, device=device)
+        self.top_k = torch.tensor(top_k, device=device)
+        self.powers = 2 ** torch.arange(GEMM_BUCKETS - 1, device=device)
+        numerators = torch.tensor(layout.factor_numerators, device=device)
+        # capacity = ceil(factor · tokens · k / experts), in whole numbers:
+        # numerator · tokens · k  divided by  FACTOR_DENOMINATOR · experts, rounded up.
+        self.capacity_numerator = numerators[None, :] * self.top_k[:, None]
+        self.capacity_denominator = FACTOR_DENOMINATOR * self.experts[:, None]
+        exists = torch.arange(layout.experts, device=device)[None, :] < self.experts[:, None]
+        self.exists = exists.long()
+
+
+def step_statistics(
+    rows: Tensor, layout: Layout, constants: StepConstants
+) -> tuple[Tensor, Tensor]:
+    """What must be known per step, because sums over steps no longer tell it.
+
+    Args:
+        rows: int64 [steps, layers, width], step rows.
+
+    Returns:
+        int64 [steps, layers, int_width] (columns as in ``layout.sections``) to be added up, and
+        the step's max / mean load, float64 [steps, layers] (0 where the layer saw nothing).
+    """
+    counts = rows[..., 1 : layout.experts + 1] * constants.exists
+    tokens = rows[..., layout.tokens_column]
+    called = rows[..., layout.calls_column].clamp(max=1)
+    max_load = counts.amax(-1)
+    ratio = max_load * constants.experts / counts.sum(-1).clamp(min=1).double()
+    overflow, capacity = _overflow(counts, tokens, layout, constants)
+    row = rows.clone()
+    row[..., layout.calls_column] = called
+    pieces = [
+        row,
+        max_load[..., None],
+        _imbalance_histogram(ratio, tokens, layout),
+        _gemm_histogram(counts, called, constants),
+        overflow,
+        (overflow > 0).long(),
+        capacity,
+    ]
+    return torch.cat(pieces, dim=-1), ratio
+
+
+def _imbalance_histogram(ratio: Tensor, tokens: Tensor, layout: Layout) -> Tensor:
+    """Token-weighted one-hot of each step's imbalance bin, [steps, layers, bins]."""
+    octaves = torch.log2(ratio.clamp(min=1.0))
+    # The small shift keeps exact powers of two in the bin that they open.
+    bins = (octaves * BINS_PER_OCTAVE + 1e-9).long().clamp(max=layout.imbalance_bins - 1)
+    histogram = tokens.new_zeros((*tokens.shape, layout.imbalance_bins))
+    return histogram.scatter_add_(-1, bins[..., None], tokens[..., None])
+
+
+def _gemm_histogram(counts: Tensor, called: Tensor, constants: StepConstants) -> Tensor:
+    """Experts by the size of their GEMM in each step, [steps, layers, buckets]."""
+    buckets = torch.bucketize(counts, constants.powers, right=True)
+    source = constants.exists * called[..., None]
+    histogram = counts.new_zeros((*called.shape, GEMM_BUCKETS))
+    return histogram.scatter_add_(-1, buckets, source)
+
+
+def _overflow(
+    counts: Tensor, tokens: Tensor, layout: Layout, constants: StepConstants
+) -> tuple[Tensor, Tensor]:
+    """Assignments above capacity and slots paid for, both [steps, layers, factors]."""
+    scaled = tokens[..., None] * constants.capacity_numerator
+    denominator = constants.capacity_denominator
+    capacity = torch.div(scaled + denominator - 1, denominator, rounding_mode="floor")
+    over = [
+        (counts - capacity[..., factor : factor + 1]).clamp(min=0).sum(-1)
+        for factor in range(len(layout.capacity_factors))
+    ]
+    return torch.stack(over, dim=-1), capacity * constants.experts[:, None]

@@ -1,0 +1,357 @@
+"""Recorder: the drain thread that turns snapshots into windows on disk, and its public handle."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import time
+from types import TracebackType
+from typing import Any
+
+from routeprof.capture.layout import Layout
+from routeprof.capture.snapshot import Snapshot, StepNote, fetch_steps, fetch_tokens
+from routeprof.capture.steps import StepCapture
+from routeprof.capture.windows import row_columns, step_columns, token_columns, window_columns
+from routeprof.errors import InvalidTagError
+from routeprof.recording.schema import (
+    ROW_SCHEMA,
+    STEP_SCHEMA,
+    WINDOW_SCHEMA,
+    RankState,
+    RecordingInfo,
+    token_schema,
+)
+from routeprof.recording.writer import RecordingWriter
+from routeprof.topology import PHASES, RankRole
+
+RESERVED_TAGS = ("all", "untagged")
+MAX_TAG_LENGTH = 200
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
+
+
+def check_tag(tag: str) -> str:
+    """The tag itself, if it can be written to every format as it is.
+
+    Raises:
+        InvalidTagError: it is empty or too long, has control characters or line breaks, would
+            be a formula in a spreadsheet, or means the sum in tables.
+    """
+    if not isinstance(tag, str) or not tag.strip():
+        raise InvalidTagError("a tag must be text with at least one visible character")
+    if len(tag) > MAX_TAG_LENGTH:
+        raise InvalidTagError(f"a tag may have {MAX_TAG_LENGTH} characters, this one {len(tag)}")
+    if _UNSAFE.search(tag):
+        raise InvalidTagError(f"tag {tag!r} has control characters; remove them")
+    if tag[0] in "=+-@":
+        raise InvalidTagError(
+            f"tag {tag!r} would be a formula in a spreadsheet; begin it with another character"
+        )
+    if tag in RESERVED_TAGS:
+        raise InvalidTagError(f"tag {tag!r} is reserved for sums; choose another name")
+    return tag
+
+
+@dataclass
+class _Stream:
+    """One group of layers: its capture, and how far it has been written."""
+
+    name: str
+    capture: StepCapture
+    written: Snapshot | None = None
+    steps_read: int = 0
+    notes: list[StepNote] = field(default_factory=list)
+    tokens_read: list[int] = field(default_factory=list)
+    rows_read: int = 0
+
+    @property
+    def layout(self) -> Layout:
+        return self.capture.counters.layout
+
+
+class Recorder:
+    """Writes what the captures counted, window by window, until it is closed.
+
+    Args:
+        directory: where the recording goes; must not hold anything.
+        captures: for each pass name, the capture of its layers.
+        info: what ``recording.json`` is to say.
+        role: this process's part in a parallel group.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        captures: dict[str, StepCapture],
+        info: RecordingInfo,
+        role: RankRole | None = None,
+    ) -> None:
+        self.info = info
+        self.streams = [_Stream(name, capture) for name, capture in captures.items()]
+        for stream in self.streams:
+            stream.tokens_read = [0] * len(stream.layout.layers)
+        state = RankState(
+            role=role or RankRole(),
+            pid=os.getpid(),
+            host=platform.node(),
+            started=time(),
+            flush_seconds=info.window_seconds,
+        )
+        self.writer = RecordingWriter(directory, info, state)
+        self.problems: dict[str, Any] = {}
+        self._tags: dict[int, str | None] = {0: None}
+        self._tag_stack: list[int] = [0]
+        self._tag_lock = threading.RLock()
+        self._collect_lock = threading.RLock()
+        self._window = 0
+        self._window_start = time()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._drain, name="routeprof-drain", daemon=True)
+        self._thread.start()
+
+    # -- tags ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def tag(self, tag: str) -> Iterator[None]:
+        """Label the steps that begin inside the block."""
+        number = self._open_tag(check_tag(tag))
+        try:
+            yield
+        finally:
+            with self._tag_lock:
+                self._tag_stack.remove(number)
+                self._use(self._tag_stack[-1])
+
+    def _open_tag(self, tag: str) -> int:
+        with self._tag_lock:
+            known = [number for number, name in self._tags.items() if name == tag]
+            number = known[0] if known else self._free_tag()
+            self._tags[number] = tag
+            self._tag_stack.append(number)
+            self._use(number)
+            return number
+
+    def _free_tag(self) -> int:
+        """A tag number nobody uses; the oldest idle one is written out and emptied for it."""
+        limit = self.streams[0].layout.tags
+        if len(self._tags) < limit:
+            return len(self._tags)
+        idle = [number for number in self._tags if number and number not in self._tag_stack]
+        if not idle:
+            raise InvalidTagError(
+                f"more than {limit - 1} tags are open at once; close one before opening another"
+            )
+        number = idle[0]
+        self._recycle(number)
+        del self._tags[number]
+        return number
+
+    def _recycle(self, number: int) -> None:
+        base = number * len(PHASES)
+        with self._collect_lock:
+            self._collect(final=False, patience=60.0)
+            for stream in self.streams:
+                stream.capture.clear(base)
+                if stream.written is not None:
+                    stream.written = _without_slots(stream.written, base)
+
+    def _use(self, number: int) -> None:
+        for stream in self.streams:
+            stream.capture.set_base(number * len(PHASES))
+
+    # -- on and off ------------------------------------------------------------------------------
+
+    def switch(self, on: bool) -> None:
+        """Count, or do not."""
+        for stream in self.streams:
+            stream.capture.switch(on)
+        self.writer.write_state(state="recording" if on else "paused")
+
+    def close(self) -> None:
+        """Write what is left and end the drain thread."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        self._thread.join()
+        with self._collect_lock:
+            self._collect(final=True, patience=10.0)
+            self.writer.write_state(state="stopped", **self._report())
+
+    # -- the drain thread ------------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        while not self._stop.wait(self.info.window_seconds):
+            try:
+                with self._collect_lock:
+                    self._collect(final=False, patience=self.info.window_seconds)
+            except Exception as error:  # the engine must not notice, the reader must
+                self.problems["write_failures"] = self.problems.get("write_failures", 0) + 1
+                self.problems["last_write_failure"] = f"{type(error).__name__}: {error}"
+
+    def _collect(self, *, final: bool, patience: float) -> None:
+        """Write one window: what changed since the last one that was written."""
+        rows: dict[str, list[Any]] = {}
+        taken: list[tuple[_Stream, Snapshot]] = []
+        for stream in self.streams:
+            snapshot = stream.capture.snapshot(patience, force=final)
+            if snapshot is None:
+                self.problems["late_windows"] = self.problems.get("late_windows", 0) + 1
+                continue
+            stream.notes += snapshot.steps
+            columns = window_columns(stream.layout, stream.written, snapshot, self._tags)
+            if columns:
+                taken.append((stream, snapshot))
+            for name, values in columns.items():
+                rows.setdefault(name, []).extend(values)
+        now = time()
+        if rows:
+            self._write_window(rows, now)
+        for stream, snapshot in taken:
+            stream.written = snapshot
+            self._write_detail(stream, snapshot.time)
+        self._window_start = now
+        self.writer.write_state(**self._report())
+
+    def _write_window(self, rows: dict[str, list[Any]], end: float) -> None:
+        count = len(rows["layer"])
+        rows["window"] = [self._window] * count
+        rows["start"], rows["end"] = [self._window_start] * count, [end] * count
+        self._write("part", WINDOW_SCHEMA, rows)
+        self._window += 1
+
+    def _write(self, kind: str, schema: Any, rows: dict[str, list[Any]]) -> None:
+        rows["rank"] = [self.writer.state.role.rank] * len(next(iter(rows.values())))
+        self.writer.write(kind, schema, rows)
+
+    def _write_detail(self, stream: _Stream, when: float) -> None:
+        counters = stream.capture.counters
+        if counters.step_ring is not None:
+            detail = fetch_steps(counters.step_ring, stream.steps_read)
+            self._lost("lost_step_rows", detail.lost)
+            rows = step_columns(stream.layout, detail, self._tags)
+            if rows:
+                notes = self._notes(stream, rows["step"], when)
+                rows["time"] = [note.time for note in notes]
+                rows["requests"] = [note.requests or None for note in notes]
+                self._write("steps", STEP_SCHEMA, rows)
+            stream.steps_read = detail.first + len(detail.rows)
+        if counters.token_ring is not None:
+            self._write_tokens(stream)
+
+    def _notes(self, stream: _Stream, steps: list[int], when: float) -> list[StepNote]:
+        """What the host noted of these steps; inside a compiled graph it notes nothing."""
+        if int(stream.capture.counters.folds[0]):
+            return [StepNote(when, 0)] * len(steps)
+        return [stream.notes[step] for step in steps]
+
+    def _write_tokens(self, stream: _Stream) -> None:
+        ring = stream.capture.counters.token_ring
+        assert ring is not None
+        detail = fetch_tokens(ring, stream.tokens_read, stream.rows_read)
+        self._lost("lost_token_rows", sum(detail.lost))
+        rows = token_columns(stream.layout, detail)
+        if rows["step"]:
+            self._write("tokens", token_schema(stream.layout.experts), rows)
+        passes = row_columns(detail)
+        if passes["step"]:
+            passes["pass"] = [stream.name] * len(passes["step"])
+            self._write("rows", ROW_SCHEMA, passes)
+        fetched = zip(stream.tokens_read, detail.ids, detail.lost, strict=True)
+        stream.tokens_read = [start + len(ids) + lost for start, ids, lost in fetched]
+        stream.rows_read += len(detail.row_step)
+
+    def _lost(self, name: str, rows: int) -> None:
+        if rows:
+            self.problems[name] = self.problems.get(name, 0) + rows
+
+    def _report(self) -> dict[str, Any]:
+        """Problems and own cost so far, for ``rank.json``."""
+        problems = dict(self.problems)
+        captures = [stream.capture for stream in self.streams]
+        counted = {
+            "aborted_passes": sum(capture.aborted for capture in captures),
+            "missed_passes": sum(capture.missed for capture in captures),
+            "missed_tokens": sum(capture.missed_tokens for capture in captures),
+            "hook_failures": sum(capture.failures.count for capture in captures),
+        }
+        problems |= {name: count for name, count in counted.items() if count}
+        for capture in captures:
+            if capture.failures.first:
+                problems.setdefault("first_hook_failure", capture.failures.first)
+        cost = sum(sum(capture.cost_ns) for capture in captures) / 1e9
+        busy = sum(capture.busy_ns for capture in captures) / 1e9
+        return {"problems": problems, "cost_seconds": cost, "busy_seconds": busy}
+
+
+def _without_slots(snapshot: Snapshot, base: int) -> Snapshot:
+    """The snapshot without the slots of one tag, which start again from zero."""
+    keep = (snapshot.slots < base) | (snapshot.slots >= base + len(PHASES))
+    return replace(
+        snapshot,
+        slots=snapshot.slots[keep],
+        totals=snapshot.totals[keep],
+        gate=None if snapshot.gate is None else snapshot.gate[keep],
+        imbalance_max=snapshot.imbalance_max[keep],
+        expected=snapshot.expected[keep],
+    )
+
+
+class Recording:
+    """A recording under way: what ``routeprof.record`` returns.
+
+    Use it as a context manager, or call ``stop``. Leaving the block removes the hooks.
+    """
+
+    def __init__(
+        self, recorder: Recorder, detach: Callable[[], None], messages: Sequence[str] = ()
+    ) -> None:
+        self._recorder, self._detach = recorder, detach
+        self.messages = tuple(messages)
+        """What the user should know about attaching, one line each."""
+
+    @property
+    def directory(self) -> Path:
+        """Where the recording is written."""
+        return self._recorder.writer.directory
+
+    @property
+    def info(self) -> RecordingInfo:
+        """What is recorded: model, layers, level."""
+        return self._recorder.info
+
+    def tag(self, tag: str) -> Any:
+        """Label the passes that begin inside a ``with recording.tag("code"):`` block.
+
+        Raises:
+            InvalidTagError: the tag cannot be written to every format as it is.
+        """
+        return self._recorder.tag(tag)
+
+    def pause(self) -> None:
+        """Stop counting from the next pass on; the hooks stay."""
+        self._recorder.switch(False)
+
+    def start(self) -> None:
+        """Count again from the next pass on."""
+        self._recorder.switch(True)
+
+    def stop(self) -> None:
+        """Remove the hooks and write what is left. Calling it again does nothing."""
+        self._detach()
+        self._recorder.close()
+
+    def __enter__(self) -> Recording:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()

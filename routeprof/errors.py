@@ -1,0 +1,77 @@
+"""Every exception that routeprof raises on purpose.
+
+    RouteprofError                     exit code 2
+    ├── UsageError                     an argument that cannot be right
+    │   └── InvalidTagError            a tag with control characters, a formula, or a reserved word
+    ├── RecordingError                 something about a recording on disk
+    │   ├── NotARecordingError         the path holds no recording
+    │   ├── NewerSchemaError           written by a newer routeprof
+    │   ├── EmptyRecordingError        a recording without a single readable part
+    │   ├── RecordingExistsError       the directory to write to already holds something
+    │   └── LevelRequiredError         the question needs a more detailed level
+    ├── CaptureError                   attaching or recording went wrong
+    │   ├── NoMoELayersError           the model has no MoE layer that could be measured
+    │   └── AlreadyAttachedError       these layers are being recorded already
+    └── MissingExtraError              an optional dependency is not installed
+
+A message is one line that ends with what to do about it.
+"""
+
+
+class RouteprofError(Exception):
+    """Base class: catch this to catch everything that routeprof raises on purpose."""
+
+    exit_code = 2
+
+
+class UsageError(RouteprofError):
+    """An argument that cannot be right."""
+
+
+class InvalidTagError(UsageError):
+    """A tag with control characters, a leading formula character, or a reserved word."""
+
+
+class RecordingError(RouteprofError):
+    """Something about a recording on disk."""
+
+
+class NotARecordingError(RecordingError):
+    """The path holds no recording."""
+
+
+class NewerSchemaError(RecordingError):
+    """The recording was written by a newer routeprof."""
+
+
+class EmptyRecordingError(RecordingError):
+    """The recording has no readable part, so there is nothing to show."""
+
+
+class RecordingExistsError(RecordingError):
+    """The directory to write to already holds something."""
+
+
+class LevelRequiredError(RecordingError):
+    """The question can only be answered from a more detailed recording level."""
+
+
+class CaptureError(RouteprofError):
+    """Attaching to a model or recording it went wrong."""
+
+
+class NoMoELayersError(CaptureError):
+    """The model has no MoE layer that could be measured."""
+
+
+class AlreadyAttachedError(CaptureError):
+    """These layers are being recorded already."""
+
+
+class MissingExtraError(RouteprofError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(
+            f"{package} is not installed; run: pip install 'routeprof[{extra}]'",
+        )

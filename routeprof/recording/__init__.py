@@ -1,0 +1,1 @@
+"""The on-disk contract: schema, writer, reader, fold."""

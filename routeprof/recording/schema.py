@@ -1,0 +1,209 @@
+"""Recording v1: names, columns and types. docs/recording.md is the data dictionary."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from routeprof.errors import NewerSchemaError, NotARecordingError
+from routeprof.topology import Layer, ModelInfo, RankRole
+
+SCHEMA_VERSION = 1
+INFO_FILE = "recording.json"
+RANK_FILE = "rank.json"
+KINDS = {"part": "windows", "steps": "steps", "tokens": "tokens", "rows": "tokens"}
+"""Part kinds, by the prefix of the file name, and the level that writes them."""
+
+
+def rank_directory(rank: int) -> str:
+    """Name of a rank's directory inside the recording."""
+    return f"rank-{rank:05d}"
+
+
+def part_name(kind: str, number: int) -> str:
+    """Name of a part file."""
+    return f"{kind}-{number:06d}.parquet"
+
+
+_INTS = pa.list_(pa.int64())
+_FLOATS = pa.list_(pa.float64())
+_NAME = pa.dictionary(pa.int32(), pa.string())
+
+WINDOW_SCHEMA = pa.schema(
+    [
+        ("window", pa.int64()),
+        ("start", pa.float64()),
+        ("end", pa.float64()),
+        ("rank", pa.int32()),
+        ("layer", pa.int32()),
+        ("phase", _NAME),
+        ("tag", _NAME),
+        ("steps", pa.int64()),
+        ("calls", pa.int64()),
+        ("tokens", pa.int64()),
+        ("expected_tokens", pa.int64()),
+        ("counts", _INTS),
+        ("invalid", pa.int64()),
+        ("max_load_sum", pa.int64()),
+        ("imbalance_histogram", _INTS),
+        ("imbalance_max", pa.float64()),
+        ("gemm_histogram", _INTS),
+        ("overflow", _INTS),
+        ("overflow_steps", _INTS),
+        ("capacity_slots", _INTS),
+        ("gate_rows", pa.int64()),
+        ("probability_mass", _FLOATS),
+        ("weight_sum", _FLOATS),
+        ("entropy_sum", pa.float64()),
+        ("top1_sum", pa.float64()),
+        ("margin_sum", pa.float64()),
+        ("z_sum", pa.float64()),
+        ("cost_seconds", pa.float64()),
+    ]
+)
+
+STEP_SCHEMA = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("time", pa.float64()),
+        ("rank", pa.int32()),
+        ("layer", pa.int32()),
+        ("phase", _NAME),
+        ("tag", _NAME),
+        ("requests", pa.int32()),
+        ("tokens", pa.int64()),
+        ("invalid", pa.int64()),
+        ("counts", pa.list_(pa.int32())),
+    ]
+)
+
+ROW_SCHEMA = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("rank", pa.int32()),
+        ("pass", _NAME),
+        ("request", pa.list_(pa.int32())),
+        ("position", pa.list_(pa.int32())),
+    ]
+)
+
+
+def token_schema(experts: int) -> pa.Schema:
+    """Schema of the tokens parts: ids as uint8 up to 256 experts, else uint16.
+
+    ``ids`` holds tokens · top_k numbers, token-major; null is an id outside the valid range.
+    """
+    ids = pa.uint8() if experts <= 256 else pa.uint16()
+    return pa.schema(
+        [
+            ("step", pa.int64()),
+            ("rank", pa.int32()),
+            ("layer", pa.int32()),
+            ("tokens", pa.int32()),
+            ("ids", pa.list_(ids)),
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class RecordingInfo:
+    """What ``recording.json`` says: true for all ranks and all of the time.
+
+    Attributes:
+        passes: for each layer, the module whose forward pass is its step.
+        window_seconds: how long a window should be; one is longer when the drain fell behind.
+        started: seconds since the epoch.
+    """
+
+    id: str
+    layers: tuple[Layer, ...]
+    passes: tuple[str, ...]
+    model: ModelInfo = field(default_factory=ModelInfo)
+    level: str = "windows"
+    gate: bool = True
+    window_seconds: float = 1.0
+    capacity_factors: tuple[float, ...] = ()
+    capacity_rule: str = "ceil"
+    imbalance_bins_per_octave: int = 32
+    started: float = 0.0
+    routeprof: str = ""
+
+    def to_json(self) -> str:
+        """The text of ``recording.json``."""
+        return json.dumps({"schema": SCHEMA_VERSION, **asdict(self)}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> RecordingInfo:
+        """Parse ``recording.json``.
+
+        Raises:
+            NotARecordingError: the text is something else.
+            NewerSchemaError: it was written by a newer routeprof.
+        """
+        try:
+            data = json.loads(text)
+            schema = int(data.pop("schema"))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise NotARecordingError(
+                f"{where} is damaged or no recording ({error}); name a directory that "
+                "routeprof.record or routeprof run wrote"
+            ) from error
+        if schema > SCHEMA_VERSION:
+            raise NewerSchemaError(
+                f"{where} has schema {schema}, this routeprof reads up to {SCHEMA_VERSION}; "
+                "run: pip install --upgrade routeprof"
+            )
+        return cls._build(data, where)
+
+    @classmethod
+    def _build(cls, data: dict[str, Any], where: str) -> RecordingInfo:
+        try:
+            data["layers"] = tuple(Layer(**layer) for layer in data["layers"])
+            data["passes"] = tuple(data["passes"])
+            data["model"] = ModelInfo(**data["model"])
+            data["capacity_factors"] = tuple(data["capacity_factors"])
+            return cls(**data)
+        except (KeyError, TypeError) as error:
+            raise NotARecordingError(
+                f"{where} lacks what a recording must say ({error}); it may be damaged: "
+                "restore it from a copy"
+            ) from error
+
+
+@dataclass
+class RankState:
+    """What ``rank.json`` says: one process's part in the recording, rewritten at every flush.
+
+    Attributes:
+        state: ``recording``, ``paused`` or ``stopped``. A rank that was killed stays at
+            ``recording`` while ``updated`` grows old.
+        parts: number of part files written, by kind.
+        problems: what was lost or went wrong, by name; absent names did not happen.
+        cost_seconds: own time in the engine's thread; busy_seconds: time of the steps measured.
+    """
+
+    role: RankRole = field(default_factory=RankRole)
+    pid: int = 0
+    host: str = ""
+    state: str = "recording"
+    started: float = 0.0
+    updated: float = 0.0
+    flush_seconds: float = 0.0
+    parts: dict[str, int] = field(default_factory=dict)
+    problems: dict[str, Any] = field(default_factory=dict)
+    cost_seconds: float = 0.0
+    busy_seconds: float = 0.0
+
+    def to_json(self) -> str:
+        """The text of ``rank.json``."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> RankState:
+        """Parse ``rank.json``; raises ValueError, TypeError or KeyError where it is damaged."""
+        data = json.loads(text)
+        data["role"] = RankRole(**data["role"])
+        return cls(**data)

@@ -1,0 +1,97 @@
+"""RecordingWriter: part files under a temporary name, renamed when they are whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import time
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from routeprof.errors import RecordingExistsError
+from routeprof.recording.schema import (
+    INFO_FILE,
+    RANK_FILE,
+    RankState,
+    RecordingInfo,
+    part_name,
+    rank_directory,
+)
+
+
+class RecordingWriter:
+    """Writes one rank's part of a recording.
+
+    Raises:
+        RecordingExistsError: the directory holds something already.
+    """
+
+    def __init__(self, directory: Path, info: RecordingInfo, state: RankState) -> None:
+        self.directory, self.info, self.state = directory, info, state
+        self.rank = directory / rank_directory(state.role.rank)
+        _claim(directory, self.rank, info, state.role.world_size)
+        self.write_state()
+
+    def write(self, kind: str, schema: pa.Schema, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Write the next part of a kind; returns once it is whole on disk.
+
+        Args:
+            columns: one sequence for each field of the schema, all of the same length.
+        """
+        number = self.state.parts.get(kind, 0)
+        table = pa.table(
+            [pa.array(columns[field.name], type=field.type) for field in schema], schema=schema
+        )
+        target = self.rank / part_name(kind, number)
+        temporary = target.with_suffix(".tmp")
+        pq.write_table(
+            table,
+            temporary,
+            compression="zstd",
+            use_dictionary=_dictionary_columns(schema),
+            write_statistics=False,
+            write_page_checksum=True,
+        )
+        temporary.replace(target)
+        self.state.parts[kind] = number + 1
+
+    def write_info(self, info: RecordingInfo) -> None:
+        """Replace ``recording.json``."""
+        self.info = info
+        _write_whole(self.directory / INFO_FILE, info.to_json())
+
+    def write_state(self, **changes: Any) -> None:
+        """Update ``rank.json``."""
+        self.state = replace(self.state, updated=time(), **changes)
+        _write_whole(self.rank / RANK_FILE, self.state.to_json())
+
+
+def _dictionary_columns(schema: pa.Schema) -> list[str]:
+    return [field.name for field in schema if pa.types.is_dictionary(field.type)]
+
+
+def _claim(directory: Path, rank: Path, info: RecordingInfo, world_size: int) -> None:
+    """Make the directories, and be the only one to have made this rank's."""
+    if world_size == 1 and directory.exists() and any(directory.iterdir()):
+        raise RecordingExistsError(
+            f"{directory} is not empty; choose another directory or remove it first"
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        rank.mkdir()
+    except FileExistsError:
+        raise RecordingExistsError(
+            f"{rank} exists: another process records this rank; choose another directory"
+        ) from None
+    if not (directory / INFO_FILE).exists():
+        _write_whole(directory / INFO_FILE, info.to_json())
+
+
+def _write_whole(path: Path, text: str) -> None:
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
