@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import CodeType
+
 from torch import nn
 
 MESSAGE = (
@@ -27,11 +29,10 @@ def forget_compiled(model: nn.Module) -> list[str]:
     return [MESSAGE]
 
 
-def _codes(model: nn.Module) -> set[object]:
+def _codes(model: nn.Module) -> set[CodeType]:
     inner = getattr(model, "_orig_mod", model)
-    functions = [nn.Module._call_impl, nn.Module._wrapped_call_impl]
+    functions: list[object] = [nn.Module._call_impl, nn.Module._wrapped_call_impl]
     functions += [type(module).forward for module in inner.modules()]
-    functions += [type(module).__call__ for module in inner.modules()]
     codes = (getattr(_unwrapped(function), "__code__", None) for function in functions)
     return {code for code in codes if code is not None}
 
@@ -42,7 +43,7 @@ def _unwrapped(function: object) -> object:
     return function
 
 
-def _has_graphs(code: object) -> bool:
+def _has_graphs(code: CodeType) -> bool:
     from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
     return bool(_debug_get_cache_entry_list(code))

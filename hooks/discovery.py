@@ -72,7 +72,7 @@ def find_layers(model: nn.Module, named: Mapping[str, LayerSpec] | None = None) 
     """
     found = [_named(model, path, spec) for path, spec in (named or {}).items()]
     taken = {item.layer.name for item in found}
-    found += [item for item in _search(model, taken)]
+    found += list(_search(model, taken))
     if not found:
         raise NoMoELayersError(
             f"{type(model).__name__} has no MoE layer; record a Mixture-of-Experts model, or "
@@ -143,7 +143,7 @@ def _generic(path: str, block: nn.Module, experts_module: nn.Module) -> FoundLay
     if not experts or not top_k:
         reason = "the number of experts or experts per token is not where it usually is"
         return _unsupported(path, block, reason)
-    kind, gate = _scoring(router)
+    kind, gate = _scoring(router, block)
     layer = Layer(
         index=-1,
         name=path,
@@ -155,7 +155,9 @@ def _generic(path: str, block: nn.Module, experts_module: nn.Module) -> FoundLay
         zero_experts=_zero_experts(router, block),
         sees_all_tokens=not re.search(r"(text|vision)_moe$", path),
     )
-    tap = Tap(router, "after", logits_from_output) if router and gate != "none" else None
+    tap = (
+        Tap(router, "after", logits_from_output) if router is not None and gate != "none" else None
+    )
     return FoundLayer(layer, block, Tap(experts_module, "before", ids_from_arguments), tap)
 
 
@@ -229,7 +231,7 @@ def _named(model: nn.Module, path: str, spec: LayerSpec) -> FoundLayer:
     return FoundLayer(layer, block, Tap(block, "after", ids), Tap(block, "after", logits))
 
 
-# -- reading the parts of a block -----------------------------------------------------------------
+# -- reading the parts of a block
 
 
 def _router(block: nn.Module) -> nn.Module | None:
@@ -256,9 +258,7 @@ def _first_int(owners: Sequence[Any], names: Sequence[str]) -> int:
 def _experts(router: nn.Module | None, experts: nn.Module) -> int:
     """The width of the router's logits: an expert-parallel experts module knows its share only."""
     if router is not None:
-        linear = [
-            child.out_features for child in router.modules() if isinstance(child, nn.Linear)
-        ]
+        linear = [child.out_features for child in router.modules() if isinstance(child, nn.Linear)]
         declared = _first_int((router,), EXPERT_COUNTS)
         if declared and (not linear or declared in linear):
             return declared
@@ -283,7 +283,7 @@ def _shared(block: nn.Module) -> int:
     return sum(bool(SHARED_NAMES.match(name)) for name, _ in block.named_children())
 
 
-def _scoring(router: nn.Module | None) -> tuple[RouterKind, GateOutput]:
+def _scoring(router: nn.Module | None, block: nn.Module) -> tuple[RouterKind, GateOutput]:
     """How a router turns logits into scores, read off its configuration or its forward code."""
     if router is None:
         return "unknown", "none"
@@ -291,15 +291,19 @@ def _scoring(router: nn.Module | None) -> tuple[RouterKind, GateOutput]:
     if "Hash" in name:
         return "hash", "none"
     code = re.sub(r"#.*", "", inspect.getsource(type(router).forward))
-    function = getattr(router, "score_fn", None)
-    declared = str(getattr(router, "expert_selection_fn", "")) or type(function).__name__.lower()
+    functions = [getattr(router, name, None) for name in ("score_fn", "scoring_function")]
+    declared = str(getattr(router, "expert_selection_fn", ""))
+    declared += " ".join(_function_name(function) for function in functions)
     text = declared if re.search("softmax|sigmoid|softplus", declared) else code
+    if not re.search("softmax|sigmoid|softplus|select|topk", text):
+        # The router only projects; its block turns the logits into scores.
+        text = re.sub(r"#.*", "", inspect.getsource(type(block)))
     kind: RouterKind = "unknown"
     if "softplus" in text:
         kind = "sqrtsoftplus"
     elif "sigmoid" in text:
         kind = "sigmoid"
-    elif "softmax" in text or "sparsemixer" in text or "F.linear" not in code:
+    elif "softmax" in text:
         kind = "softmax"
     if kind == "unknown":
         return kind, "none"
@@ -308,7 +312,11 @@ def _scoring(router: nn.Module | None) -> tuple[RouterKind, GateOutput]:
     return kind, "probabilities" if gives_probabilities else "logits"
 
 
-# -- numbering ------------------------------------------------------------------------------------
+def _function_name(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__)).lower()
+
+
+# -- numbering
 
 
 def _numbered(model: nn.Module, found: list[FoundLayer]) -> list[FoundLayer]:

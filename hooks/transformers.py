@@ -8,13 +8,12 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter_ns, time
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from routeprof.capture.counters import RoutingCounters
@@ -125,9 +124,7 @@ def _info(
 ) -> RecordingInfo:
     from routeprof import __version__
 
-    passes = [
-        pass_of(model, item.layer.name) if item.layer.kind == "moe" else "" for item in found
-    ]
+    passes = [pass_of(model, item.layer.name) if item.layer.kind == "moe" else "" for item in found]
     return RecordingInfo(
         id=uuid.uuid4().hex,
         layers=tuple(item.layer for item in found),
@@ -171,7 +168,7 @@ def _device(module: nn.Module) -> torch.device:
     return torch.device("cpu")
 
 
-# -- attaching ------------------------------------------------------------------------------------
+# -- attaching
 
 
 def _claim(modules: Iterable[nn.Module]) -> None:

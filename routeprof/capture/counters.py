@@ -75,7 +75,7 @@ class RoutingCounters:
             if isinstance(value, Tensor):
                 torch._dynamo.mark_static_address(value)
 
-    # -- one layer call, graph-safe ----------------------------------------------------------
+    # -- one layer call, graph-safe
 
     def count(self, position: int, ids: Tensor, valid: Tensor | None) -> None:
         """Count one layer call; ids [tokens, k], valid int64 [tokens] or None for all."""
@@ -116,7 +116,7 @@ class RoutingCounters:
         keep = None if valid is None else valid > 0
         row += kernels.weight_sums(weights, ids, keep, experts) * self.step_on
 
-    # -- a step inside a graph ---------------------------------------------------------------
+    # -- a step inside a graph
 
     def begin_traced(self, phase: str, rows: int, valid: Tensor | None) -> None:
         """Open a step; whatever may change between replays is read on the device."""
@@ -133,7 +133,7 @@ class RoutingCounters:
         self.step_row.zero_()
         self.folds[1] += 1
 
-    # -- steps that the host follows ---------------------------------------------------------
+    # -- steps that the host follows
 
     def collect_step_row(self, step: int) -> None:
         """Move what the direct path counted into ``pending[step]``."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from routeprof.capture.layout import BINS_PER_OCTAVE, FACTOR_DENOMINATOR, GEMM_BUCKETS, Layout
+from routeprof.capture.layout import BINS_PER_OCTAVE, GEMM_BUCKETS, Layout
 from routeprof.topology import RouterKind
 
 
@@ -88,11 +88,11 @@ class StepConstants:
         self.experts = torch.tensor(experts, device=device)
         self.top_k = torch.tensor(top_k, device=device)
         self.powers = 2 ** torch.arange(GEMM_BUCKETS - 1, device=device)
-        numerators = torch.tensor(layout.factor_numerators, device=device)
-        # capacity = ceil(factor · tokens · k / experts), in whole numbers:
-        # numerator · tokens · k  divided by  FACTOR_DENOMINATOR · experts, rounded up.
+        numerators = torch.tensor([f.numerator for f in layout.factors], device=device)
+        denominators = torch.tensor([f.denominator for f in layout.factors], device=device)
+        # capacity = ceil(factor · tokens · k / experts), in whole numbers.
         self.capacity_numerator = numerators[None, :] * self.top_k[:, None]
-        self.capacity_denominator = FACTOR_DENOMINATOR * self.experts[:, None]
+        self.capacity_denominator = denominators[None, :] * self.experts[:, None]
         exists = torch.arange(layout.experts, device=device)[None, :] < self.experts[:, None]
         self.exists = exists.long()
 
@@ -113,14 +113,13 @@ def step_statistics(
     tokens = rows[..., layout.tokens_column]
     called = rows[..., layout.calls_column].clamp(max=1)
     max_load = counts.amax(-1)
-    ratio = max_load * constants.experts / counts.sum(-1).clamp(min=1).double()
+    total = counts.sum(-1)
+    ratio = max_load * constants.experts / total.clamp(min=1).double()
     overflow, capacity = _overflow(counts, tokens, layout, constants)
-    row = rows.clone()
-    row[..., layout.calls_column] = called
     pieces = [
-        row,
+        rows,
         max_load[..., None],
-        _imbalance_histogram(ratio, tokens, layout),
+        _imbalance_histogram(ratio, torch.where(total > 0, tokens, 0), layout),
         _gemm_histogram(counts, called, constants),
         overflow,
         (overflow > 0).long(),
@@ -129,13 +128,13 @@ def step_statistics(
     return torch.cat(pieces, dim=-1), ratio
 
 
-def _imbalance_histogram(ratio: Tensor, tokens: Tensor, layout: Layout) -> Tensor:
+def _imbalance_histogram(ratio: Tensor, weight: Tensor, layout: Layout) -> Tensor:
     """Token-weighted one-hot of each step's imbalance bin, [steps, layers, bins]."""
     octaves = torch.log2(ratio.clamp(min=1.0))
     # The small shift keeps exact powers of two in the bin that they open.
     bins = (octaves * BINS_PER_OCTAVE + 1e-9).long().clamp(max=layout.imbalance_bins - 1)
-    histogram = tokens.new_zeros((*tokens.shape, layout.imbalance_bins))
-    return histogram.scatter_add_(-1, bins[..., None], tokens[..., None])
+    histogram = weight.new_zeros((*weight.shape, layout.imbalance_bins))
+    return histogram.scatter_add_(-1, bins[..., None], weight[..., None])
 
 
 def _gemm_histogram(counts: Tensor, called: Tensor, constants: StepConstants) -> Tensor:

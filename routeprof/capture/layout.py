@@ -15,8 +15,9 @@ BINS_PER_OCTAVE = 32
 GEMM_BUCKETS = 33
 """Bucket 0: experts without tokens in a step; bucket b: 2**(b-1) <= tokens < 2**b."""
 
-FACTOR_DENOMINATOR = 10_000
-"""Capacity factors are kept as whole ten-thousandths, so that capacities are exact."""
+FACTOR_GRID = 10_000
+"""Capacity factors are read as fractions with denominators up to this: 1.1 is 11/10, so that
+capacities are exact."""
 
 DEFAULT_CAPACITY_FACTORS = (1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 3.0, 4.0)
 
@@ -67,9 +68,9 @@ class Layout:
         return BINS_PER_OCTAVE * max(1, (self.experts - 1).bit_length()) + 1
 
     @cached_property
-    def factor_numerators(self) -> tuple[int, ...]:
+    def factors(self) -> tuple[Fraction, ...]:
         return tuple(
-            round(Fraction(str(factor)) * FACTOR_DENOMINATOR) for factor in self.capacity_factors
+            Fraction(factor).limit_denominator(FACTOR_GRID) for factor in self.capacity_factors
         )
 
     @cached_property
@@ -89,7 +90,7 @@ class Layout:
 
     @cached_property
     def int_width(self) -> int:
-        return max(section.stop for section in self.sections.values())
+        return _end(self.sections)
 
     @cached_property
     def gate_sections(self) -> dict[str, slice]:
@@ -99,7 +100,7 @@ class Layout:
 
     @cached_property
     def gate_width(self) -> int:
-        return max(section.stop for section in self.gate_sections.values())
+        return _end(self.gate_sections)
 
 
 def _consecutive(widths: dict[str, int]) -> dict[str, slice]:
@@ -108,6 +109,10 @@ def _consecutive(widths: dict[str, int]) -> dict[str, slice]:
         sections[name] = slice(start, start + width)
         start += width
     return sections
+
+
+def _end(sections: dict[str, slice]) -> int:
+    return max(int(section.stop) for section in sections.values())
 
 
 def slot_key(slot: int) -> tuple[int, str]:

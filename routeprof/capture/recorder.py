@@ -114,7 +114,7 @@ class Recorder:
         self._thread = threading.Thread(target=self._drain, name="routeprof-drain", daemon=True)
         self._thread.start()
 
-    # -- tags ----------------------------------------------------------------------------------
+    # -- tags
 
     @contextmanager
     def tag(self, tag: str) -> Iterator[None]:
@@ -164,7 +164,7 @@ class Recorder:
         for stream in self.streams:
             stream.capture.set_base(number * len(PHASES))
 
-    # -- on and off ------------------------------------------------------------------------------
+    # -- on and off
 
     def switch(self, on: bool) -> None:
         """Count, or do not."""
@@ -182,7 +182,7 @@ class Recorder:
             self._collect(final=True, patience=10.0)
             self.writer.write_state(state="stopped", **self._report())
 
-    # -- the drain thread ------------------------------------------------------------------------
+    # -- the drain thread
 
     def _drain(self) -> None:
         while not self._stop.wait(self.info.window_seconds):

@@ -86,9 +86,7 @@ class TokenRing:
         position = (start[:, None] + ahead - 1).reshape(-1)
         if known:
             self.lengths[:batch] = torch.where(on > 0, start + ahead[:, -1], self.lengths[:batch])
-        request = torch.arange(batch, device=on.device).repeat_interleave(
-            length, output_size=rows
-        )
+        request = torch.arange(batch, device=on.device).repeat_interleave(length, output_size=rows)
         request = torch.where(real > 0, request + self.request_base, MASKED)
         places, kept = self._places(self.row_cursor, rows)
         self.row_request.index_copy_(0, places, request[rows - kept :])

@@ -64,7 +64,7 @@ class HostCopy:
             sums.append(counters.gate_totals)
         if counters.device.type == "cuda":
             self._copies = [_queue(tensor) for tensor in sums]
-            self._event = torch.cuda.Event()
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
         else:
             self._copies = _consistent(counters, sums)
@@ -109,7 +109,7 @@ def _consistent(counters: RoutingCounters, sums: list[Tensor]) -> list[Tensor]:
     return copies
 
 
-# -- rings ------------------------------------------------------------------------------------
+# -- rings
 
 
 @dataclass(frozen=True)
@@ -161,9 +161,11 @@ def fetch_tokens(ring: TokenRing, starts: list[int], row_start: int) -> TokenDet
     finished = int(ring.step)
     ids, steps, lost = [], [], []
     for position, layer in enumerate(ring.layout.layers):
-        columns = (ring.ids[position][:, : layer.top_k], ring.steps[position])
         (layer_ids, layer_steps), missing = _fetch(
-            ring, ring.cursor[position], starts[position], columns
+            ring,
+            ring.cursor[position],
+            starts[position],
+            (ring.ids[position][:, : layer.top_k], ring.steps[position]),
         )
         done = int(np.searchsorted(layer_steps, finished))
         ids.append(layer_ids[:done])

@@ -82,7 +82,7 @@ class StepCapture:
         self._wanted: threading.Event | None = None
         self._snapshot: HostCopy | None = None
 
-    # -- called by hooks ---------------------------------------------------------------------
+    # -- called by hooks
 
     def begin(
         self, batch: int, length: int, phase: str, valid: Tensor | None, *, fresh: bool = False
@@ -186,7 +186,7 @@ class StepCapture:
                 self._thread = 0
         self.cost_ns[-1] += perf_counter_ns() - start
 
-    # -- inside a traced graph ---------------------------------------------------------------
+    # -- inside a traced graph
 
     def _begin_traced(
         self, batch: int, length: int, phase: str, valid: Tensor | None, fresh: bool
@@ -195,9 +195,7 @@ class StepCapture:
         counters.begin_traced(phase, batch * length, valid)
         self._valid = valid
         if counters.token_ring is not None:
-            counters.token_ring.begin_step(
-                batch, length, valid, fresh=fresh, on=counters.step_on
-            )
+            counters.token_ring.begin_step(batch, length, valid, fresh=fresh, on=counters.step_on)
 
     def _end_traced(self) -> None:
         self.counters.end_traced()
@@ -205,7 +203,7 @@ class StepCapture:
             self.counters.token_ring.end_step(self.counters.step_on)
         self._valid = None
 
-    # -- steps that the host follows ---------------------------------------------------------
+    # -- steps that the host follows
 
     def _mine(self, position: int, rows: Tensor) -> bool:
         """Whether this call belongs to the step that this thread runs; opens one if none is."""
@@ -226,9 +224,7 @@ class StepCapture:
                 self._thread, self._implicit = me, True
                 self._open(1, rows, "unknown", None, fresh=True)
 
-    def _open(
-        self, batch: int, length: int, phase: str, valid: Tensor | None, fresh: bool
-    ) -> None:
+    def _open(self, batch: int, length: int, phase: str, valid: Tensor | None, fresh: bool) -> None:
         slot = self.base + PHASES.index(phase)
         rows = batch * length
         small = rows <= STASH_ROWS
@@ -311,7 +307,7 @@ class StepCapture:
         self._device_expected = None
         self._direct = False
 
-    # -- called by the recorder, from other threads --------------------------------------------
+    # -- called by the recorder, from other threads
 
     def switch(self, on: bool) -> None:
         """Turn counting on or off; a running step is finished as it was begun."""

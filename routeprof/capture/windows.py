@@ -75,7 +75,7 @@ def _costs(layout: Layout, before: Snapshot | None, after: Snapshot) -> NDArray[
     if before is not None:
         cost -= np.array(before.cost_ns)
     layers = len(layout.layers)
-    return (cost[:layers] + cost[-1] / layers) / 1e9
+    return np.asarray((cost[:layers] + cost[-1] / layers) / 1e9)
 
 
 def _counted(layout: Layout, position: int, totals: NDArray[np.int64]) -> dict[str, Any]:
@@ -134,9 +134,7 @@ def _trimmed(histogram: NDArray[np.int64]) -> NDArray[np.int64]:
     return histogram[: used[-1] + 1 if len(used) else 0]
 
 
-def step_columns(
-    layout: Layout, detail: StepDetail, tags: dict[int, str | None]
-) -> Columns:
+def step_columns(layout: Layout, detail: StepDetail, tags: dict[int, str | None]) -> Columns:
     """Rows of ``schema.STEP_SCHEMA`` without time, rank and requests; a layer that did not run
     in a step has no row."""
     rows: Columns = {}

@@ -1,0 +1,1 @@
+"""Pure numerics: arrays in, numbers out, no I/O."""

@@ -1,0 +1,294 @@
+"""Profile: the folded, in-memory view of a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from routeprof import tables
+from routeprof.detail import StepTable, TokenTable, read_steps, read_tokens
+from routeprof.diagnose import Finding, findings
+from routeprof.errors import EmptyRecordingError, LevelRequiredError, UsageError
+from routeprof.recording.fold import Key, Totals, fold
+from routeprof.recording.reader import RecordingFiles, open_recording
+from routeprof.recording.schema import RecordingInfo
+from routeprof.topology import LEVELS, PHASES, Layer
+
+State = Literal["captured", "silent", "idle", "unsupported", "dense"]
+
+
+def load(path: str | Path, *, executor: Executor | None = None) -> Profile:
+    """Read a recording, finished or still being written.
+
+    Args:
+        executor: any ``concurrent.futures`` executor to read the parts with.
+
+    Raises:
+        NotARecordingError: there is no recording at the path.
+        NewerSchemaError: it was written by a newer routeprof.
+        EmptyRecordingError: there are parts and none of them can be read.
+    """
+    files = open_recording(path)
+    parts = files.parts("part")
+    totals = fold(parts, files.info, executor=executor)
+    if parts and len(totals.unread) == len(parts):
+        raise EmptyRecordingError(
+            f"no part of {files.directory} can be read ({totals.unread[0]}); restore it from a copy"
+        )
+    return Profile(files.info, totals, files)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Counts and statistics of a recording, or of the phase and tag selected from it.
+
+    Attributes:
+        info: model, layers, level.
+        totals: the sums; ``docs/recording.md`` explains them.
+        files: where it was read from; None for a profile made in memory.
+        phase, tag: what is selected; None for all.
+    """
+
+    info: RecordingInfo
+    totals: Totals
+    files: RecordingFiles | None = None
+    phase: str | None = None
+    tag: str | None = None
+
+    # -- what there is
+
+    @cached_property
+    def phases(self) -> tuple[str, ...]:
+        """Phases that occur, in the order of ``topology.PHASES``."""
+        present = {phase for phase, _ in self.totals.keys}
+        return tuple(phase for phase in PHASES if phase in present)
+
+    @cached_property
+    def tags(self) -> tuple[str | None, ...]:
+        """Tags that occur, the untagged (None) first."""
+        return tuple(sorted({tag for _, tag in self.totals.keys}, key=lambda tag: tag or ""))
+
+    @cached_property
+    def states(self) -> tuple[State, ...]:
+        """For each layer of ``info.layers``: was it captured?"""
+        calls, steps = self.totals.sums["calls"].sum(0), self.totals.sums["steps"].sum(0)
+        return tuple(
+            _state(layer, int(calls[position]), int(steps[position]))
+            for position, layer in enumerate(self.info.layers)
+        )
+
+    def in_state(self, state: State) -> tuple[int, ...]:
+        """Indices of the layers in that state."""
+        pairs = zip(self.info.layers, self.states, strict=True)
+        return tuple(layer.index for layer, own in pairs if own == state)
+
+    @property
+    def captured(self) -> list[int]:
+        """Positions in ``info.layers`` of the layers that were captured."""
+        return [place for place, state in enumerate(self.states) if state == "captured"]
+
+    @property
+    def layer_indices(self) -> list[int]:
+        """Index of the layer in each row of ``counts``."""
+        return [self.info.layers[position].index for position in self.captured]
+
+    # -- the numbers
+
+    @cached_property
+    def counts(self) -> NDArray[np.int64]:
+        """Assignments, int64 [captured layers, experts]; rows are ``layer_indices``.
+
+        A layer that was not captured has no row. Where layers differ in their number of
+        experts, the array is masked beyond a layer's own.
+        """
+        positions = self.captured
+        layers = [self.info.layers[position] for position in positions]
+        widest = max((layer.experts for layer in layers), default=0)
+        counts: NDArray[np.int64] = self.totals.lists["counts"].sum(0)[positions][:, :widest]
+        if len({layer.experts for layer in layers}) <= 1:
+            return counts
+        experts = np.array([layer.experts for layer in layers])
+        beyond = np.arange(widest)[None, :] >= experts[:, None]
+        return np.ma.MaskedArray(counts, mask=beyond)
+
+    @cached_property
+    def coverage(self) -> float:
+        """Captured assignments ÷ assignments the engine made; NaN where that is not known.
+
+        Layers that never ran a hook count with what they should have captured.
+        """
+        captured, made = tables.coverage_terms(self)
+        return float(captured.sum() / made.sum()) if made.sum() else float("nan")
+
+    @cached_property
+    def missed_tokens(self) -> int:
+        """Tokens of forward passes that could not be counted."""
+        if self.files is None or self.phase is not None or self.tag is not None:
+            return 0
+        states = [rank.state for rank in self.files.ranks if rank.state is not None]
+        return sum(int(state.problems.get("missed_tokens", 0)) for state in states)
+
+    @property
+    def seconds(self) -> float:
+        """Time from the first window's start to the last one's end."""
+        windows = self.totals.windows
+        return float(windows.end.max() - windows.start.min()) if len(windows.window) else 0.0
+
+    # -- narrowing
+
+    def select(
+        self,
+        *,
+        phase: str | None = None,
+        tag: str | None = None,
+        between: tuple[float, float] | None = None,
+    ) -> Profile:
+        """The part of the recording with this phase, this tag, and in these windows.
+
+        Args:
+            tag: a tag, or ``untagged`` for what has none.
+            between: seconds since the epoch; windows that end inside are kept.
+
+        Raises:
+            UsageError: the phase or the tag does not occur.
+        """
+        profile = self._between(between) if between is not None else self
+        if phase is not None and phase not in self.phases:
+            raise UsageError(f"phase {phase!r} does not occur; there are {_listed(self.phases)}")
+        names = [tag_name(name) for name in self.tags]
+        if tag is not None and tag not in names:
+            raise UsageError(f"tag {tag!r} does not occur; there are {_listed(names)}")
+
+        def wanted(key: Key) -> bool:
+            return phase in (None, key[0]) and tag in (None, tag_name(key[1]))
+
+        totals = tables.only_keys(profile.totals, wanted)
+        return replace(
+            profile, totals=totals, phase=phase or self.phase, tag=tag if tag else self.tag
+        )
+
+    def _between(self, between: tuple[float, float]) -> Profile:
+        if self.files is None:
+            raise UsageError("a profile made in memory has no windows to select from")
+        totals = fold(self.files.parts("part"), self.info, between=between)
+        return replace(self, totals=totals)
+
+    # -- tables
+
+    def layers(self, *, breakdown: bool = False) -> pd.DataFrame:
+        """One row a MoE layer with all ratios; columns as in ``docs/csv.md``.
+
+        Args:
+            breakdown: rows for each phase and each tag as well as for all of them.
+        """
+        return tables.layers_table(self, breakdown=breakdown)
+
+    def experts(self, *, breakdown: bool = False) -> pd.DataFrame:
+        """One row for each layer and expert."""
+        return tables.experts_table(self, breakdown=breakdown)
+
+    def overflow(
+        self, factors: Sequence[float] | None = None, *, breakdown: bool = False
+    ) -> pd.DataFrame:
+        """What would overflow at each capacity factor, one row for each layer and factor.
+
+        Args:
+            factors: any factors for a recording of level steps; at level windows those that
+                were recorded, which are also the default.
+
+        Raises:
+            LevelRequiredError: a factor that only step counts can answer.
+        """
+        return tables.overflow_table(self, factors, breakdown=breakdown)
+
+    def windows(self) -> pd.DataFrame:
+        """The timeline: one row for each window, phase, tag and layer."""
+        return tables.windows_table(self)
+
+    def gemm(self) -> pd.DataFrame:
+        """Tokens per expert and step: one row a layer, cells by size, share of small GEMMs."""
+        return tables.gemm_table(self)
+
+    def steps(self) -> pd.DataFrame:
+        """One row for each step and layer (level steps)."""
+        return tables.steps_table(self)
+
+    def step_counts(self) -> StepTable:
+        """Counts of every step as arrays (level steps)."""
+        return read_steps(self._detail("steps"), self)
+
+    def tokens(self, layer: int) -> TokenTable:
+        """Expert ids of every token of a layer, in the order in which they ran (level tokens).
+
+        Raises:
+            LevelRequiredError: the recording has no tokens.
+            UsageError: there is no such MoE layer.
+        """
+        return read_tokens(self._detail("tokens"), self, self.layer(layer))
+
+    def layer(self, index: int) -> Layer:
+        """The MoE layer with that index.
+
+        Raises:
+            UsageError: there is none.
+        """
+        for layer in self.info.layers:
+            if layer.index == index and layer.kind == "moe":
+                return layer
+        known = [layer.index for layer in self.info.layers if layer.kind == "moe"]
+        raise UsageError(f"layer {index} is not a MoE layer; there are {_listed(known)}")
+
+    def has(self, level: str) -> bool:
+        """Whether the recording was made at that level or a more detailed one."""
+        return LEVELS.index(self.info.level) >= LEVELS.index(level)
+
+    def _detail(self, level: str) -> RecordingFiles:
+        if not self.has(level) or self.files is None:
+            raise LevelRequiredError(
+                f"this needs a recording of level {level}, this one has {self.info.level}; "
+                f"record with level={level!r}"
+            )
+        return self.files
+
+    # -- reports
+
+    def findings(self, now: float | None = None) -> list[Finding]:
+        """What the reader must know, the gravest first.
+
+        Args:
+            now: the time, to tell a live recording from one whose process was killed.
+        """
+        return findings(self, now)
+
+    def write_csv(self, directory: str | Path) -> list[Path]:
+        """Write the CSV reports; returns the files."""
+        from routeprof.report.csv import write_csv
+
+        return write_csv(self, Path(directory))
+
+
+def tag_name(tag: str | None) -> str:
+    """How tables name a tag; ``untagged`` for none."""
+    return "untagged" if tag is None else tag
+
+
+def _state(layer: Layer, calls: int, steps: int) -> State:
+    if layer.kind == "dense":
+        return "dense"
+    if layer.unsupported:
+        return "unsupported"
+    if calls:
+        return "captured"
+    return "silent" if steps and layer.sees_all_tokens else "idle"
+
+
+def _listed(values: Sequence[Any]) -> str:
+    return ", ".join(str(value) for value in values) or "none"

@@ -1,0 +1,83 @@
+"""CSV reports: the one writer that the CLI, the library and the dashboard share.
+
+The contract is docs/csv.md: UTF-8 without BOM, LF, header row, full precision for integers,
+``%.6g`` for floats, an empty cell for no value, rows sorted by their keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from routeprof.diagnose import layer_list
+
+if TYPE_CHECKING:
+    from routeprof.profile import Profile
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def to_csv(frame: pd.DataFrame) -> str:
+    """A table as CSV text."""
+    safe = frame.copy()
+    for name in safe.columns:
+        if not pd.api.types.is_numeric_dtype(safe[name].dtype):
+            safe[name] = safe[name].map(_safe, na_action="ignore")
+    return safe.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+
+
+def _safe(value: object) -> object:
+    """Text that no spreadsheet takes for a formula."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+
+
+def findings_table(profile: Profile) -> pd.DataFrame:
+    """One row for each finding."""
+    rows = [
+        {
+            "finding": number,
+            "code": finding.code,
+            "severity": finding.severity,
+            "layers": layer_list(finding.layers),
+            "evidence": finding.evidence,
+            "suggestion": finding.suggestion,
+        }
+        for number, finding in enumerate(profile.findings())
+    ]
+    columns = ["finding", "code", "severity", "layers", "evidence", "suggestion"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+TABLES: dict[str, Callable[[Profile], pd.DataFrame]] = {
+    "layers": lambda profile: profile.layers(breakdown=True),
+    "experts": lambda profile: profile.experts(breakdown=True),
+    "overflow": lambda profile: profile.overflow(breakdown=True),
+    "windows": lambda profile: profile.windows(),
+    "steps": lambda profile: profile.steps(),
+    "findings": findings_table,
+}
+"""Every CSV report by name; ``steps`` needs a recording of level steps."""
+
+
+def available(profile: Profile) -> list[str]:
+    """Names of the reports that this recording can give."""
+    return [name for name in TABLES if name != "steps" or profile.has("steps")]
+
+
+def csv_text(profile: Profile, name: str) -> str:
+    """One report as text: the bytes of the file, and of the dashboard's download."""
+    return to_csv(TABLES[name](profile))
+
+
+def write_csv(profile: Profile, directory: Path) -> list[Path]:
+    """Write every report that the recording can give; returns the files."""
+    directory.mkdir(parents=True, exist_ok=True)
+    files = []
+    for name in available(profile):
+        path = directory / f"{name}.csv"
+        path.write_bytes(csv_text(profile, name).encode("utf-8"))
+        files.append(path)
+    return files

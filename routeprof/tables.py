@@ -1,0 +1,475 @@
+"""Tables: a Profile's numbers as DataFrames, one function for each table of docs/csv.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from routeprof.metrics import balance, capacity, gate, gemm, overflow, quantiles
+from routeprof.recording.fold import Key, Totals, Windows
+from routeprof.topology import Layer
+
+if TYPE_CHECKING:
+    from routeprof.profile import Profile
+
+ALL = "all"
+
+LAYER_COLUMNS = (
+    "phase tag layer layer_name router experts top_k steps tokens assignments invalid coverage "
+    "imbalance_ratio balancedness max_violation hot_cold_ratio hot_cold_ratio_alive cv gini "
+    "entropy_normalized effective_experts dead_experts top2_share hottest_expert coldest_expert "
+    "step_imbalance_p50 step_imbalance_p95 step_imbalance_max aux_loss gate_entropy "
+    "top1_probability"
+).split()
+EXPERT_COLUMNS = (
+    "phase tag layer expert tokens share load_over_mean probability_mass mean_weight"
+).split()
+OVERFLOW_COLUMNS = (
+    "phase tag layer capacity_factor capacity_rule overflow_assignments overflow_rate "
+    "padding_rate steps steps_with_overflow happened"
+).split()
+WINDOW_COLUMNS = "window phase tag layer start end steps tokens imbalance_ratio".split()
+STEP_COLUMNS = (
+    "step layer time phase tokens requests imbalance_ratio max_load overflow_rate_1.0"
+).split()
+GEMM_COLUMNS = "layer cells small_gemm_share mean_tokens p50_at_most".split()
+
+_BALANCE = (
+    "imbalance_ratio balancedness max_violation hot_cold_ratio hot_cold_ratio_alive cv gini "
+    "entropy_normalized effective_experts dead_experts top2_share"
+).split()
+_WHOLE = "steps tokens assignments invalid dead_experts hottest_expert coldest_expert".split()
+
+
+# -- selecting keys
+
+
+def only_keys(totals: Totals, wanted: Callable[[Key], bool]) -> Totals:
+    """The totals of some keys alone."""
+    kept = [number for number, key in enumerate(totals.keys) if wanted(key)]
+    place = np.full(len(totals.keys), -1)
+    place[kept] = np.arange(len(kept))
+    rows = np.isin(totals.windows.key, kept)
+    windows = Windows(
+        **{
+            name: (place[values] if name == "key" else values)[rows]
+            for name, values in ((n, getattr(totals.windows, n)) for n in _window_fields())
+        }
+        if len(totals.keys)
+        else {name: getattr(totals.windows, name) for name in _window_fields()}
+    )
+    return replace(
+        totals,
+        keys=tuple(totals.keys[number] for number in kept),
+        sums={name: values[kept] for name, values in totals.sums.items()},
+        lists={name: values[kept] for name, values in totals.lists.items()},
+        imbalance_max=totals.imbalance_max[kept],
+        windows=windows,
+    )
+
+
+def _window_fields() -> list[str]:
+    return list(Windows.__dataclass_fields__)
+
+
+def groups(profile: Profile, breakdown: bool) -> Iterator[tuple[str, str, list[int]]]:
+    """Phase, tag and the key numbers in it: the sum first, then each phase, tag and pair.
+
+    Tags make groups of their own only where at least one step was tagged.
+    """
+    keys = profile.totals.keys
+    everything = list(range(len(keys)))
+    yield profile.phase or ALL, profile.tag or ALL, everything
+    if not breakdown:
+        return
+    tagged = profile.tag is None and any(tag is not None for _, tag in keys)
+    phased = profile.phase is None
+    if phased:
+        for phase in profile.phases:
+            yield phase, profile.tag or ALL, [n for n in everything if keys[n][0] == phase]
+    if tagged:
+        for tag in profile.tags:
+            yield profile.phase or ALL, _name(tag), [n for n in everything if keys[n][1] == tag]
+    if phased and tagged:
+        for number, (phase, tag) in enumerate(keys):
+            yield phase, _name(tag), [number]
+
+
+def _name(tag: str | None) -> str:
+    return "untagged" if tag is None else tag
+
+
+def _total(values: NDArray[Any], numbers: list[int], missing: float = 0) -> NDArray[Any]:
+    """Sum over some keys; what is missing in one is left out, missing in all stays missing."""
+    part = values[numbers]
+    if missing == 0:
+        return np.asarray(part.sum(0))
+    unknown = np.isnan(part) if np.isnan(missing) else part == missing
+    return np.where(unknown.all(0), missing, np.where(unknown, 0, part).sum(0))
+
+
+def _moe(profile: Profile) -> list[tuple[int, Layer]]:
+    return [(n, layer) for n, layer in enumerate(profile.info.layers) if layer.kind == "moe"]
+
+
+# -- layers.csv
+
+
+def coverage_terms(
+    profile: Profile, numbers: list[int] | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Captured assignments and those the engine made, int64 [layers] each.
+
+    The engine makes tokens · top_k assignments in each call of a layer; a layer that a pass runs
+    twice makes them twice. Both are 0 where the engine's number is not known.
+    """
+    totals = profile.totals
+    numbers = list(range(len(totals.keys))) if numbers is None else numbers
+    captured = np.zeros(len(profile.info.layers), dtype=np.int64)
+    made = captured.copy()
+    whole = len(numbers) == len(totals.keys)
+    for position, layer in _moe(profile):
+        for number in numbers:
+            expected = int(totals.sums["expected_tokens"][number, position])
+            steps = int(totals.sums["steps"][number, position])
+            if expected < 0 or not steps:
+                continue
+            calls = int(totals.sums["calls"][number, position])
+            times = max(1.0, calls / steps)
+            made[position] += round(expected * layer.top_k * times)
+            captured[position] += totals.lists["counts"][number, position].sum()
+            captured[position] += totals.sums["invalid"][number, position]
+        if whole and made[position]:
+            made[position] += profile.missed_tokens * layer.top_k
+    return captured, made
+
+
+def layers_table(profile: Profile, *, breakdown: bool = False) -> pd.DataFrame:
+    """See ``Profile.layers``."""
+    rows = [
+        _layer_row(profile, phase, tag, numbers, position, layer, terms)
+        for phase, tag, numbers in groups(profile, breakdown)
+        for terms in [coverage_terms(profile, numbers)]
+        for position, layer in _moe(profile)
+    ]
+    return _frame(rows, LAYER_COLUMNS, ["phase", "tag", "layer"], _WHOLE)
+
+
+def _layer_row(
+    profile: Profile,
+    phase: str,
+    tag: str,
+    numbers: list[int],
+    position: int,
+    layer: Layer,
+    terms: tuple[NDArray[np.int64], NDArray[np.int64]],
+) -> dict[str, Any]:
+    totals = profile.totals
+    row: dict[str, Any] = {
+        "phase": phase,
+        "tag": tag,
+        "layer": layer.index,
+        "layer_name": layer.name,
+        "router": layer.router,
+        "experts": layer.experts or None,
+        "top_k": layer.top_k or None,
+        "steps": int(_total(totals.sums["steps"], numbers)[position]) or None,
+        "coverage": terms[0][position] / terms[1][position] if terms[1][position] else np.nan,
+    }
+    if not _total(totals.sums["calls"], numbers)[position]:
+        return row
+    counts = _total(totals.lists["counts"], numbers)[position, : layer.experts]
+    row |= {
+        "tokens": int(_total(totals.sums["tokens"], numbers)[position]),
+        "assignments": int(counts.sum()),
+        "invalid": int(_total(totals.sums["invalid"], numbers)[position]),
+    }
+    if not counts.sum():
+        return row
+    row |= {name: float(getattr(balance, name)(counts)) for name in _BALANCE}
+    row |= {
+        "hottest_expert": int(balance.hottest_expert(counts)),
+        "coldest_expert": int(balance.coldest_expert(counts)),
+    }
+    return (
+        row | _step_imbalance(totals, numbers, position) | _gates(totals, numbers, position, counts)
+    )
+
+
+def _step_imbalance(totals: Totals, numbers: list[int], position: int) -> dict[str, float]:
+    histogram = _total(totals.lists["imbalance_histogram"], numbers)[position]
+    largest = float(np.fmax.reduce(totals.imbalance_max[numbers, position]))
+    return {
+        "step_imbalance_p50": float(quantiles.histogram_quantile(histogram, 0.50, largest)),
+        "step_imbalance_p95": float(quantiles.histogram_quantile(histogram, 0.95, largest)),
+        "step_imbalance_max": largest,
+    }
+
+
+def _gates(
+    totals: Totals, numbers: list[int], position: int, counts: NDArray[np.int64]
+) -> dict[str, float]:
+    rows = _total(totals.sums["gate_rows"], numbers)[position]
+    if not rows:
+        return {}
+    mass = _total(totals.lists["probability_mass"], numbers, np.nan)[position, : len(counts)]
+    entropy = _total(totals.sums["entropy_sum"], numbers, np.nan)[position]
+    top1 = _total(totals.sums["top1_sum"], numbers, np.nan)[position]
+    return {
+        "aux_loss": float(gate.aux_loss(counts, mass, rows)),
+        "gate_entropy": float(gate.gate_entropy(entropy, rows)),
+        "top1_probability": float(gate.top1_probability(top1, rows)),
+    }
+
+
+def _frame(
+    rows: Sequence[dict[str, Any]],
+    columns: Sequence[str],
+    keys: Sequence[str],
+    whole: Sequence[str] = (),
+) -> pd.DataFrame:
+    """Rows sorted by their keys; whole numbers stay whole also where some are missing."""
+    frame = pd.DataFrame(rows, columns=list(columns))
+    for name in {"experts", "top_k", *whole}.intersection(columns):
+        frame[name] = frame[name].astype("Int64")
+    return frame.sort_values(list(keys), kind="stable").reset_index(drop=True)
+
+
+# -- experts.csv
+
+
+def experts_table(profile: Profile, *, breakdown: bool = False) -> pd.DataFrame:
+    """See ``Profile.experts``; layers that were not captured have no rows."""
+    frames = [
+        _experts_of(profile.totals, phase, tag, numbers, position, layer)
+        for phase, tag, numbers in groups(profile, breakdown)
+        for position, layer in _moe(profile)
+        if numbers and _total(profile.totals.sums["calls"], numbers)[position]
+    ]
+    if not frames:
+        return pd.DataFrame(columns=EXPERT_COLUMNS)
+    keys = ["phase", "tag", "layer", "expert"]
+    return pd.concat(frames, ignore_index=True).sort_values(keys, ignore_index=True)
+
+
+def _experts_of(
+    totals: Totals, phase: str, tag: str, numbers: list[int], position: int, layer: Layer
+) -> pd.DataFrame:
+    width = layer.experts
+    counts = _total(totals.lists["counts"], numbers)[position, :width]
+    mean = counts.mean() or np.nan
+    rows = int(_total(totals.sums["gate_rows"], numbers)[position])
+    mass = _wide(_total(totals.lists["probability_mass"], numbers, np.nan)[position], width)
+    weights = _wide(_total(totals.lists["weight_sum"], numbers, np.nan)[position], width)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return pd.DataFrame(
+            {
+                "phase": phase,
+                "tag": tag,
+                "layer": layer.index,
+                "expert": np.arange(width),
+                "tokens": counts,
+                "share": counts / (counts.sum() or np.nan),
+                "load_over_mean": counts / mean,
+                "probability_mass": mass / (rows or np.nan),
+                "mean_weight": np.where(counts > 0, weights / counts, np.nan),
+            },
+            columns=EXPERT_COLUMNS,
+        )
+
+
+def _wide(values: NDArray[Any], width: int) -> NDArray[np.float64]:
+    """Exactly ``width`` values; what is not there is NaN."""
+    out = np.full(width, np.nan)
+    out[: len(values)] = values[:width]
+    return out
+
+
+# -- overflow.csv
+
+
+def overflow_table(
+    profile: Profile, factors: Sequence[float] | None = None, *, breakdown: bool = False
+) -> pd.DataFrame:
+    """See ``Profile.overflow``."""
+    recorded = profile.info.capacity_factors
+    wanted = tuple(recorded if factors is None else (float(factor) for factor in factors))
+    for factor in wanted:
+        capacity.parse_factor(factor)
+    from_windows = set(wanted) <= set(recorded)
+    source = _recorded_overflow if from_windows else _step_overflow
+    rows = [
+        row
+        for phase, tag, numbers in groups(profile, breakdown)
+        if numbers
+        for row in source(profile, phase, tag, numbers, wanted)
+    ]
+    keys = ["phase", "tag", "layer", "capacity_factor"]
+    whole = ["overflow_assignments", "steps", "steps_with_overflow"]
+    return _frame(rows, OVERFLOW_COLUMNS, keys, whole)
+
+
+def _recorded_overflow(
+    profile: Profile, phase: str, tag: str, numbers: list[int], wanted: tuple[float, ...]
+) -> Iterator[dict[str, Any]]:
+    totals = profile.totals
+    sums = {name: _total(totals.sums[name], numbers) for name in ("calls", "steps", "tokens")}
+    names = ("counts", "overflow", "overflow_steps", "capacity_slots")
+    lists = {name: _total(totals.lists[name], numbers) for name in names}
+    for position, layer in _moe(profile):
+        if not sums["calls"][position]:
+            continue
+        for factor in wanted:
+            place = profile.info.capacity_factors.index(factor)
+            yield _overflow_row(
+                (phase, tag, layer, factor),
+                over=int(lists["overflow"][position, place]),
+                slots=int(lists["capacity_slots"][position, place]),
+                assignments=int(lists["counts"][position].sum()),
+                tokens=int(sums["tokens"][position]),
+                steps=int(sums["steps"][position]),
+                steps_over=int(lists["overflow_steps"][position, place]),
+            )
+
+
+def _overflow_row(
+    key: tuple[str, str, Layer, float],
+    *,
+    over: int,
+    slots: int,
+    assignments: int,
+    tokens: int,
+    steps: int,
+    steps_over: int,
+) -> dict[str, Any]:
+    phase, tag, layer, factor = key
+    padding = slots - assignments + over
+    return {
+        "phase": phase,
+        "tag": tag,
+        "layer": layer.index,
+        "capacity_factor": factor,
+        "capacity_rule": "ceil",
+        "overflow_assignments": over,
+        "overflow_rate": float(overflow.overflow_rate(over, tokens, layer.top_k)),
+        "padding_rate": padding / slots if slots else np.nan,
+        "steps": steps,
+        "steps_with_overflow": steps_over,
+        "happened": layer.drops,
+    }
+
+
+def _step_overflow(
+    profile: Profile, phase: str, tag: str, numbers: list[int], wanted: tuple[float, ...]
+) -> Iterator[dict[str, Any]]:
+    steps = profile.step_counts()
+    chosen = {profile.totals.keys[number] for number in numbers}
+    of_group = np.array([key in chosen for key in zip(steps.phase, steps.tag, strict=True)], bool)
+    for _, layer in _moe(profile):
+        mine = of_group & (steps.layer == layer.index)
+        if not mine.any():
+            continue
+        counts, tokens = steps.counts[mine][:, : layer.experts], steps.tokens[mine]
+        for factor in wanted:
+            slots = capacity.capacity(tokens, layer.top_k, layer.experts, factor)
+            over = overflow.overflow_assignments(counts, slots)
+            yield _overflow_row(
+                (phase, tag, layer, factor),
+                over=int(over.sum()),
+                slots=int(slots.sum()) * layer.experts,
+                assignments=int(counts.sum()),
+                tokens=int(tokens.sum()),
+                steps=len(tokens),
+                steps_over=int((over > 0).sum()),
+            )
+
+
+# -- windows.csv, steps.csv, GEMM sizes
+
+
+def windows_table(profile: Profile) -> pd.DataFrame:
+    """See ``Profile.windows``; windows are numbered by their time over all ranks."""
+    windows = profile.totals.windows
+    layers = profile.info.layers
+    experts = np.array([layer.experts for layer in layers] or [0])[windows.layer]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        imbalance = windows.max_count * experts / windows.assignments
+    frame = pd.DataFrame(
+        {
+            "window": _numbered(windows),
+            "phase": np.array([key[0] for key in profile.totals.keys] or [""])[windows.key],
+            "tag": np.array([_name(key[1]) for key in profile.totals.keys] or [""])[windows.key],
+            "layer": np.array([layer.index for layer in layers] or [0])[windows.layer],
+            "start": windows.start,
+            "end": windows.end,
+            "steps": windows.steps,
+            "tokens": windows.tokens,
+            "imbalance_ratio": imbalance,
+        },
+        columns=WINDOW_COLUMNS,
+    )
+    return frame.sort_values(WINDOW_COLUMNS[:4], ignore_index=True)
+
+
+def _numbered(windows: Windows) -> NDArray[np.int64]:
+    if not len(windows.window):
+        return windows.window
+    order = np.stack([windows.start, windows.rank, windows.window], axis=1)
+    return np.unique(order, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+def steps_table(profile: Profile) -> pd.DataFrame:
+    """See ``Profile.steps``."""
+    steps = profile.step_counts()
+    layers = {layer.index: layer for _, layer in _moe(profile)}
+    experts = np.array([layers[index].experts for index in steps.layer], dtype=np.int64)
+    top_k = np.array([layers[index].top_k for index in steps.layer], dtype=np.int64)
+    largest, total = steps.counts.max(1, initial=0), steps.counts.sum(1)
+    # Capacity at factor 1, rounded up: ceil(tokens · k / experts).
+    slots = -(-steps.tokens * top_k // np.maximum(experts, 1))
+    over = np.maximum(steps.counts - slots[:, None], 0).sum(1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        frame = pd.DataFrame(
+            {
+                "step": steps.step,
+                "layer": steps.layer,
+                "time": steps.time,
+                "phase": steps.phase,
+                "tokens": steps.tokens,
+                "requests": pd.array(steps.requests, dtype="Int64"),
+                "imbalance_ratio": largest * experts / total,
+                "max_load": largest,
+                "overflow_rate_1.0": over / (steps.tokens * top_k),
+            },
+            columns=STEP_COLUMNS,
+        )
+    frame.loc[frame["requests"] < 0, "requests"] = pd.NA
+    return frame.sort_values(["step", "layer"], kind="stable", ignore_index=True)
+
+
+def gemm_table(profile: Profile) -> pd.DataFrame:
+    """See ``Profile.gemm``; cells are (expert, step) pairs that got tokens."""
+    histograms = profile.totals.lists["gemm_histogram"].sum(0)
+    rows = []
+    for position, layer in _moe(profile):
+        cells = histograms[position]
+        busy = int(cells[1:].sum()) if len(cells) else 0
+        if not busy:
+            continue
+        sizes = gemm.gemm_size_table(cells)
+        middle = int(np.searchsorted(np.cumsum(cells[1:]), busy / 2)) + 1
+        rows.append(
+            {
+                "layer": layer.index,
+                "cells": busy,
+                "small_gemm_share": float(gemm.small_gemm_share(cells)),
+                "mean_tokens": profile.totals.lists["counts"][:, position].sum() / busy,
+                "p50_at_most": int(sizes.upper[middle]),
+            }
+        )
+    return _frame(rows, GEMM_COLUMNS, ["layer"])

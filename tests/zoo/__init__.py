@@ -1,0 +1,1 @@
+"""Tiny random models of every MoE family of transformers, and what their experts executed."""
