@@ -1,0 +1,5 @@
+"""``python -m routeprof``."""
+
+from routeprof.commands import main
+
+main()

@@ -1,0 +1,59 @@
+"""The command line: one module per verb, one error boundary."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from routeprof import __version__
+from routeprof.commands.dashboard import dashboard
+from routeprof.commands.demo import demo
+from routeprof.commands.report import report
+from routeprof.commands.run import run
+from routeprof.commands.summary import summary
+from routeprof.errors import RouteprofError
+
+app = typer.Typer(
+    name="routeprof",
+    help="Routing and load-balance profiler for Mixture-of-Experts inference.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(demo)
+app.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)(run)
+app.command()(summary)
+app.command()(report)
+app.command()(dashboard)
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"routeprof {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Routing and load-balance profiler for Mixture-of-Experts inference."""
+
+
+def main() -> None:
+    """Run the command line; what the user did wrong gets one line, never a traceback."""
+    try:
+        app()
+    except RouteprofError as error:
+        print(f"routeprof: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)

@@ -1,0 +1,41 @@
+"""``routeprof dashboard``: the browser view."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def dashboard(
+    directory: Annotated[Path, typer.Argument(help="The recording.", show_default=False)],
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8050,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    auth_token: Annotated[
+        str | None, typer.Option(help="Ask for this token; needed for another host.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Serve to other hosts without a token.")
+    ] = False,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open a browser.")] = False,
+) -> None:
+    """Serve the dashboard; it is live while the recording is being written.
+
+    Example: routeprof dashboard runs/mixtral --port 8050
+    """
+    from routeprof.commands.extras import need
+
+    need("dash", "dashboard")
+    from routeprof.dashboards import create_app
+    from routeprof.dashboards.serve import serve
+
+    app = create_app(directory)
+    serve(
+        app,
+        host=host,
+        port=port,
+        auth_token=auth_token,
+        insecure=insecure,
+        open_browser=open_browser,
+    )

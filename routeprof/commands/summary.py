@@ -1,0 +1,34 @@
+"""``routeprof summary``: the terminal table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def summary(
+    directory: Annotated[Path, typer.Argument(help="The recording.", show_default=False)],
+    phase: Annotated[str | None, typer.Option(help="Only this phase, such as decode.")] = None,
+    tag: Annotated[str | None, typer.Option(help="Only this tag.")] = None,
+    all_layers: Annotated[bool, typer.Option("--all", help="Every layer, not the worst.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print what a recording says, what was not captured first.
+
+    Example: routeprof summary runs/mixtral --phase decode
+    """
+    from time import time
+
+    from rich.console import Console
+
+    from routeprof.profile import load
+    from routeprof.report.text import print_summary, summary_json
+
+    profile = load(directory).select(phase=phase, tag=tag)
+    if as_json:
+        typer.echo(json.dumps(summary_json(profile, now=time()), indent=1))
+    else:
+        print_summary(profile, Console(), all_layers=all_layers, now=time())
