@@ -25,7 +25,8 @@ def summary(
     from rich.console import Console
 
     from routeprof.profile import load
-    from routeprof.report.text import print_summary, summary_json
+    from routeprof.report.summary import summary_json
+    from routeprof.report.text import print_summary
 
     profile = load(directory).select(phase=phase, tag=tag)
     if as_json:

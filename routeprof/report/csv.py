@@ -7,6 +7,7 @@ The contract is docs/csv.md: UTF-8 without BOM, LF, header row, full precision f
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,9 @@ from routeprof.diagnose import layer_list
 if TYPE_CHECKING:
     from routeprof.profile import Profile
 
+_TIMES = {"start", "end", "time"}
+"""Seconds since the epoch, written as UTC: six digits would not tell one minute from the next."""
+
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -24,9 +28,16 @@ def to_csv(frame: pd.DataFrame) -> str:
     """A table as CSV text."""
     safe = frame.copy()
     for name in safe.columns:
-        if not pd.api.types.is_numeric_dtype(safe[name].dtype):
+        if name in _TIMES:
+            safe[name] = safe[name].map(_utc, na_action="ignore")
+        elif not pd.api.types.is_numeric_dtype(safe[name].dtype):
             safe[name] = safe[name].map(_safe, na_action="ignore")
     return safe.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+
+
+def _utc(seconds: float) -> str:
+    moment = datetime.fromtimestamp(seconds, UTC)
+    return moment.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
 def _safe(value: object) -> object:
