@@ -258,8 +258,6 @@ def test_infinity_is_null_beside_its_dead_experts():
     counts = np.array([[[3, 1, 0, 0]]])
     profile = build([moe(0, experts=4)], {("decode", None): counts})
     layer = summary.summary_json(profile)["layers"][0]
-        0
-    ]
     assert (layer["hot_cold_ratio"], layer["dead_experts"]) == (None, 2)
     assert layer["hot_cold_ratio_alive"] == 3.0
 
