@@ -55,12 +55,15 @@ def decode(ids: Sequence[int] | torch.Tensor) -> str:
     return bytes(i for i in map(int, ids) if i < PAD_ID).decode("utf-8", errors="replace")
 
 
-def load_model() -> Any:
+def load_model(directory: Path = MODEL_DIR) -> Any:
     """The trained sample as a transformers model, in float32 and evaluation mode."""
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(
-        MODEL_DIR, local_files_only=True, dtype=torch.float32
+        directory, local_files_only=True, dtype=torch.float32
     )
+    logging.enable_progress_bar()
     return model.eval()

@@ -8,6 +8,11 @@ from typing import Annotated
 
 import typer
 
+_LESSON = """
+Look at the table by tag: on prompts of one kind a few experts do most of the work, on mixed
+prompts the same model is balanced. Skew that differs by tag comes from the data: mix requests.
+"""
+
 
 def demo(
     out: Annotated[
@@ -36,23 +41,15 @@ def demo(
 
 def _record(directory: Path, new_tokens: int) -> None:
     """Generate from prompts of each kind, one batch a kind, each under its tag."""
-    import torch
-
-    from routeprof.hooks.transformers import record
-    from routeprof.sample_data import PROMPT_KINDS, encode, load_model, load_prompts
+    from routeprof.sample_data import load_model
+    from routeprof.sample_data.record import PROMPTS, record_prompts
 
     typer.echo(f"Recording the sample model into {directory} …")
-    model = load_model()
-    kinds = [*PROMPT_KINDS, "mixed"]
-    with torch.inference_mode(), record(model, directory, level="steps", window=0.5) as recording:
-        for kind in kinds:
-            prompts = load_prompts(kind)[:16]
-            with recording.tag(kind):
-                batch = encode(prompts)
-                # Greedy text of so small a model runs in circles.
-                torch.manual_seed(0)
-                model.generate(**batch, max_new_tokens=new_tokens, do_sample=True, temperature=0.7)
-            typer.echo(f"  {kind}: {len(prompts)} prompts, {new_tokens} new tokens each")
+
+    def done(kind: str) -> None:
+        typer.echo(f"  {kind}: {PROMPTS} prompts, {new_tokens} new tokens each")
+
+    record_prompts(load_model(), directory, level="steps", new_tokens=new_tokens, done=done)
 
 
 def _show(folder: Path) -> None:
@@ -65,10 +62,13 @@ def _show(folder: Path) -> None:
 
     profile = load(folder / "recording")
     print_summary(profile, Console())
+    typer.echo(_LESSON)
     report = folder / "report"
     files = profile.write_csv(report)
     files.append(write_html(profile, report / "report.html"))
     files += write_figures(profile, report / "figures", ["png"])
-    typer.echo(f"\nWrote {len(files)} files to {report}:")
-    for path in files:
-        typer.echo(f"  {path.relative_to(folder)}")
+    typer.echo(f"\nWrote {len(files)} files to {report}: " + _names(report, files))
+
+
+def _names(report: Path, files: list[Path]) -> str:
+    return ", ".join(str(path.relative_to(report)) for path in files)
