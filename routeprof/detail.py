@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from routeprof.recording.fold import Windows
 from routeprof.recording.reader import RecordingFiles, column, read_part
 from routeprof.topology import Layer
 
@@ -62,7 +64,7 @@ class TokenTable:
 
 
 def read_steps(files: RecordingFiles, profile: Profile) -> StepTable:
-    """All steps of a profile's phase and tag."""
+    """All steps of a profile's phase, tag and windows."""
     table, unread = _read(files, "steps")
     widest = max((layer.experts for layer in profile.info.layers), default=0)
     if table is None:
@@ -71,7 +73,10 @@ def read_steps(files: RecordingFiles, profile: Profile) -> StepTable:
         counts = np.zeros((0, widest), dtype=np.int64)
         return StepTable(whole, whole, whole, real, text, text, whole, whole, whole, counts, unread)
     phase, tag = (np.array(column(table, name).to_pylist(), object) for name in ("phase", "tag"))
+    time = column(table, "time").to_numpy()
     keep = _selected(phase, tag, profile)
+    if profile.between is not None:
+        keep &= _in_windows(time, _whole(table, "rank"), profile.totals.windows)
     order = np.lexsort([_whole(table, name) for name in ("layer", "step", "rank")])
     order = order[keep[order]]
     columns = {
@@ -80,7 +85,7 @@ def read_steps(files: RecordingFiles, profile: Profile) -> StepTable:
     }
     return StepTable(
         **columns,
-        time=column(table, "time").to_numpy()[order],
+        time=time[order],
         phase=phase[order],
         tag=tag[order],
         counts=_matrix(column(table, "counts"), widest)[order],
@@ -94,7 +99,7 @@ def read_tokens(files: RecordingFiles, profile: Profile, layer: Layer) -> TokenT
     rows, unread_rows = _read(files, "rows")
     width = layer.top_k
     if table is not None:
-        table = table.filter(pa.compute.equal(table["layer"], layer.index))
+        table = table.filter(pc.equal(table["layer"], layer.index))
     if table is None or not table.num_rows:
         empty = np.zeros(0, dtype=np.int64)
         return TokenTable(empty, empty, empty, empty, np.zeros((0, width), np.int64), unread)
@@ -144,12 +149,12 @@ def _requests(
 
 
 def _read(files: RecordingFiles, kind: str) -> tuple[pa.Table | None, tuple[str, ...]]:
-    read = [read_part(part) for part in files.parts(kind)]
+    read = [read_part(part, files.info) for part in files.parts(kind)]
     tables = [table for table in read if isinstance(table, pa.Table)]
     unread = tuple(line for line in read if isinstance(line, str))
     if not tables:
         return None, unread
-    joined = pa.concat_tables(tables, promote_options="permissive")
+    joined = pa.concat_tables(tables)
     return joined.unify_dictionaries().combine_chunks(), unread
 
 
@@ -163,6 +168,18 @@ def _selected(
         wanted = None if profile.tag == "untagged" else profile.tag
         keep &= np.array([name == wanted for name in tag], dtype=bool)
     return keep
+
+
+def _in_windows(
+    time: NDArray[np.float64], rank: NDArray[np.int64], windows: Windows
+) -> NDArray[np.bool_]:
+    """Whether each step ended within its rank's windows, which follow one another."""
+    inside = np.zeros(len(time), dtype=bool)
+    for number in np.unique(windows.rank):
+        own = windows.rank == number
+        first, last = windows.start[own].min(), windows.end[own].max()
+        inside |= (rank == number) & (time > first) & (time <= last)
+    return inside
 
 
 def _whole(table: pa.Table, name: str) -> NDArray[np.int64]:

@@ -158,6 +158,11 @@ _PROBLEMS: dict[str, tuple[Severity, str, str]] = {
         "{} times a window could not be written",
         "check the disk; the counts were kept and written later if the run went on",
     ),
+    "lost_windows": (
+        "error",
+        "{} windows of recycled tags were given up: the disk took none for too long",
+        "totals lack what was in them; make room on the disk",
+    ),
     "missed_passes": (
         "warning",
         "{} forward passes ran beside another one on a second thread and were not counted",

@@ -54,7 +54,7 @@ class Profile:
         info: model, layers, level.
         totals: the sums; ``docs/recording.md`` explains them.
         files: where it was read from; None for a profile made in memory.
-        phase, tag: what is selected; None for all.
+        phase, tag, between: what is selected; None for all.
     """
 
     info: RecordingInfo
@@ -62,6 +62,7 @@ class Profile:
     files: RecordingFiles | None = None
     phase: str | None = None
     tag: str | None = None
+    between: tuple[float, float] | None = None
 
     # -- what there is
 
@@ -130,10 +131,12 @@ class Profile:
 
     @cached_property
     def missed_tokens(self) -> int:
-        """Tokens of forward passes that could not be counted."""
-        if self.files is None or self.phase is not None or self.tag is not None:
+        """Tokens of forward passes that could not be counted, where all are selected."""
+        selected = (self.phase, self.tag, self.between) != (None, None, None)
+        if self.files is None or selected:
             return 0
         states = [rank.state for rank in self.files.ranks if rank.state is not None]
+        states = [state for state in states if state.role.owns_tokens]
         return sum(int(state.problems.get("missed_tokens", 0)) for state in states)
 
     @property
@@ -155,7 +158,8 @@ class Profile:
 
         Args:
             tag: a tag, or ``untagged`` for what has none.
-            between: seconds since the epoch; windows that end inside are kept.
+            between: seconds since the epoch; windows that end inside are kept. Their largest
+                step imbalance is exact at level steps, else it may be of an earlier window.
 
         Raises:
             UsageError: the phase or the tag does not occur.
@@ -170,16 +174,21 @@ class Profile:
         def wanted(key: Key) -> bool:
             return phase in (None, key[0]) and tag in (None, tag_name(key[1]))
 
-        totals = tables.only_keys(profile.totals, wanted)
         return replace(
-            profile, totals=totals, phase=phase or self.phase, tag=tag if tag else self.tag
+            profile,
+            totals=tables.only_keys(profile.totals, wanted),
+            phase=phase or self.phase,
+            tag=tag or self.tag,
         )
 
     def _between(self, between: tuple[float, float]) -> Profile:
         if self.files is None:
             raise UsageError("a profile made in memory has no windows to select from")
+        if self.between is not None:
+            between = (max(between[0], self.between[0]), min(between[1], self.between[1]))
         totals = fold(self.files.parts("part"), self.info, between=between)
-        return replace(self, totals=totals)
+        kept = set(self.totals.keys)
+        return replace(self, totals=tables.only_keys(totals, kept.__contains__), between=between)
 
     # -- tables
 
@@ -223,7 +232,18 @@ class Profile:
 
     def step_counts(self) -> StepTable:
         """Counts of every step as arrays (level steps)."""
+        return self._steps
+
+    @cached_property
+    def _steps(self) -> StepTable:
         return read_steps(self._detail("steps"), self)
+
+    @cached_property
+    def step_keys(self) -> NDArray[np.int64]:
+        """For each entry of ``step_counts``, its number in ``totals.keys``."""
+        numbers = {key: number for number, key in enumerate(self.totals.keys)}
+        keys = zip(self._steps.phase, self._steps.tag, strict=True)
+        return np.array([numbers.get(key, -1) for key in keys], dtype=np.int64)
 
     def tokens(self, layer: int) -> TokenTable:
         """Expert ids of every token of a layer, in the order in which they ran (level tokens).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -197,11 +197,49 @@ def _layer_row(
         "coldest_expert": int(balance.coldest_expert(counts)),
     }
     return (
-        row | _step_imbalance(totals, numbers, position) | _gates(totals, numbers, position, counts)
+        row
+        | _step_imbalance(profile, numbers, position, layer)
+        | _gates(totals, numbers, position, counts)
     )
 
 
-def _step_imbalance(totals: Totals, numbers: list[int], position: int) -> dict[str, float]:
+@dataclass(frozen=True)
+class _Steps:
+    """Steps of one layer and some keys.
+
+    Attributes:
+        counts: int64 [steps, experts]; tokens: int64 [steps].
+        whole: the recording kept every step that is in its sums.
+    """
+
+    counts: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    whole: bool
+
+
+def _steps(profile: Profile, numbers: list[int], position: int, layer: Layer) -> _Steps:
+    table, totals = profile.step_counts(), profile.totals
+    mine = (table.layer == layer.index) & np.isin(profile.step_keys, numbers)
+    counts, tokens = table.counts[mine][:, : layer.experts], table.tokens[mine]
+    summed = _total(totals.lists["counts"], numbers)[position, : layer.experts]
+    whole = tokens.sum() == _total(totals.sums["tokens"], numbers)[position]
+    return _Steps(counts, tokens, bool(whole and np.array_equal(counts.sum(0), summed)))
+
+
+def _step_imbalance(
+    profile: Profile, numbers: list[int], position: int, layer: Layer
+) -> dict[str, float]:
+    """Quantiles over steps: exact where every step was kept, else from the histogram."""
+    totals = profile.totals
+    if profile.has("steps") and profile.files is not None:
+        steps = _steps(profile, numbers, position, layer)
+        if steps.whole:
+            ratio = balance.imbalance_ratio(steps.counts)
+            return {
+                "step_imbalance_p50": float(quantiles.weighted_quantile(ratio, steps.tokens, 0.50)),
+                "step_imbalance_p95": float(quantiles.weighted_quantile(ratio, steps.tokens, 0.95)),
+                "step_imbalance_max": float(np.fmax.reduce(ratio)),
+            }
     histogram = _total(totals.lists["imbalance_histogram"], numbers)[position]
     largest = float(np.fmax.reduce(totals.imbalance_max[numbers, position]))
     return {
@@ -367,24 +405,21 @@ def _overflow_row(
 def _step_overflow(
     profile: Profile, phase: str, tag: str, numbers: list[int], wanted: tuple[float, ...]
 ) -> Iterator[dict[str, Any]]:
-    steps = profile.step_counts()
-    chosen = {profile.totals.keys[number] for number in numbers}
-    of_group = np.array([key in chosen for key in zip(steps.phase, steps.tag, strict=True)], bool)
-    for _, layer in _moe(profile):
-        mine = of_group & (steps.layer == layer.index)
-        if not mine.any():
+    ran = _total(profile.totals.sums["steps"], numbers)
+    for position, layer in _moe(profile):
+        steps = _steps(profile, numbers, position, layer)
+        if not len(steps.tokens):
             continue
-        counts, tokens = steps.counts[mine][:, : layer.experts], steps.tokens[mine]
         for factor in wanted:
-            slots = capacity.capacity(tokens, layer.top_k, layer.experts, factor)
-            over = overflow.overflow_assignments(counts, slots)
+            slots = capacity.capacity(steps.tokens, layer.top_k, layer.experts, factor)
+            over = overflow.overflow_assignments(steps.counts, slots)
             yield _overflow_row(
                 (phase, tag, layer, factor),
                 over=int(over.sum()),
                 slots=int(slots.sum()) * layer.experts,
-                assignments=int(counts.sum()),
-                tokens=int(tokens.sum()),
-                steps=len(tokens),
+                assignments=int(steps.counts.sum()),
+                tokens=int(steps.tokens.sum()),
+                steps=int(ran[position]) if steps.whole else len(steps.tokens),
                 steps_over=int((over > 0).sum()),
             )
 

@@ -114,7 +114,7 @@ class RoutingCounters:
             row += torch.nan
             return
         keep = None if valid is None else valid > 0
-        row += kernels.weight_sums(weights, ids, keep, experts) * self.step_on
+        row += torch.where(self.step_on > 0, kernels.weight_sums(weights, ids, keep, experts), 0.0)
 
     # -- a step inside a graph
 

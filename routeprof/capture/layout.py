@@ -38,6 +38,12 @@ class Layout:
     capacity_factors: tuple[float, ...] = DEFAULT_CAPACITY_FACTORS
     tags: int = 8
 
+    def __post_init__(self) -> None:
+        """Work every column out now: torch.compile cannot trace the lock of cached_property."""
+        for name, value in vars(type(self)).items():
+            if isinstance(value, cached_property):
+                getattr(self, name)
+
     @cached_property
     def experts(self) -> int:
         return max(layer.experts for layer in self.layers)

@@ -6,6 +6,8 @@ import os
 import platform
 import re
 import threading
+import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from routeprof.capture.layout import Layout
+from routeprof.capture.rings import StepRing, TokenRing
 from routeprof.capture.snapshot import Snapshot, StepNote, fetch_steps, fetch_tokens
 from routeprof.capture.steps import StepCapture
 from routeprof.capture.windows import row_columns, step_columns, token_columns, window_columns
@@ -32,7 +35,10 @@ from routeprof.topology import PHASES, RankRole
 
 RESERVED_TAGS = ("all", "untagged")
 MAX_TAG_LENGTH = 200
-_UNSAFE = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
+MAX_UNWRITTEN = 256
+"""Windows of tags that are over, kept in memory while the disk takes none."""
+
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]")
 
 
 def check_tag(tag: str) -> str:
@@ -65,13 +71,19 @@ class _Stream:
     capture: StepCapture
     written: Snapshot | None = None
     steps_read: int = 0
-    notes: list[StepNote] = field(default_factory=list)
+    notes: deque[StepNote] = field(default_factory=deque)
+    noted: int = 0
     tokens_read: list[int] = field(default_factory=list)
     rows_read: int = 0
 
     @property
     def layout(self) -> Layout:
         return self.capture.counters.layout
+
+    def note(self, snapshot: Snapshot) -> None:
+        """Keep notes of the steps that are still in the ring; the last is of step noted - 1."""
+        self.notes.extend(snapshot.steps)
+        self.noted = snapshot.noted
 
 
 class Recorder:
@@ -95,6 +107,7 @@ class Recorder:
         self.streams = [_Stream(name, capture) for name, capture in captures.items()]
         for stream in self.streams:
             stream.tokens_read = [0] * len(stream.layout.layers)
+            stream.notes = deque(maxlen=stream.capture.step_log.maxlen)
         state = RankState(
             role=role or RankRole(),
             pid=os.getpid(),
@@ -108,6 +121,7 @@ class Recorder:
         self._tag_stack: list[int] = [0]
         self._tag_lock = threading.RLock()
         self._collect_lock = threading.RLock()
+        self._unwritten: list[dict[str, list[Any]]] = []
         self._window = 0
         self._window_start = time()
         self._stop = threading.Event()
@@ -123,9 +137,7 @@ class Recorder:
         try:
             yield
         finally:
-            with self._tag_lock:
-                self._tag_stack.remove(number)
-                self._use(self._tag_stack[-1])
+            self._close_tag(number)
 
     def _open_tag(self, tag: str) -> int:
         with self._tag_lock:
@@ -135,6 +147,13 @@ class Recorder:
             self._tag_stack.append(number)
             self._use(number)
             return number
+
+    def _close_tag(self, number: int) -> None:
+        with self._tag_lock:
+            # The newest of that tag; other threads may have opened others since.
+            newest = len(self._tag_stack) - 1 - self._tag_stack[::-1].index(number)
+            del self._tag_stack[newest]
+            self._use(self._tag_stack[-1])
 
     def _free_tag(self) -> int:
         """A tag number nobody uses; the oldest idle one is written out and emptied for it."""
@@ -154,7 +173,11 @@ class Recorder:
     def _recycle(self, number: int) -> None:
         base = number * len(PHASES)
         with self._collect_lock:
-            self._collect(final=False, patience=60.0)
+            if not self._collect(final=False, patience=10.0, keep=True):
+                raise InvalidTagError(
+                    f"there is room for {len(self._tags) - 1} tags while a forward pass runs; "
+                    "open another tag between passes"
+                )
             for stream in self.streams:
                 stream.capture.clear(base)
                 if stream.written is not None:
@@ -170,7 +193,10 @@ class Recorder:
         """Count, or do not."""
         for stream in self.streams:
             stream.capture.switch(on)
-        self.writer.write_state(state="recording" if on else "paused")
+        try:
+            self.writer.write_state(state="recording" if on else "paused")
+        except Exception as error:
+            self._not_written(error)
 
     def close(self) -> None:
         """Write what is left and end the drain thread."""
@@ -178,9 +204,17 @@ class Recorder:
             return
         self._stop.set()
         self._thread.join()
-        with self._collect_lock:
-            self._collect(final=True, patience=10.0)
-            self.writer.write_state(state="stopped", **self._report())
+        try:
+            with self._collect_lock:
+                self._collect(final=True, patience=10.0)
+                self.writer.write_state(state="stopped", **self._report())
+        except Exception as error:  # whoever serves the model goes on, and is told
+            warnings.warn(
+                f"the end of the recording {self.writer.directory} could not be written "
+                f"({error}); make room and record again",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     # -- the drain thread
 
@@ -190,39 +224,70 @@ class Recorder:
                 with self._collect_lock:
                     self._collect(final=False, patience=self.info.window_seconds)
             except Exception as error:  # the engine must not notice, the reader must
-                self.problems["write_failures"] = self.problems.get("write_failures", 0) + 1
-                self.problems["last_write_failure"] = f"{type(error).__name__}: {error}"
+                self._not_written(error)
 
-    def _collect(self, *, final: bool, patience: float) -> None:
-        """Write one window: what changed since the last one that was written."""
+    def _not_written(self, error: Exception) -> None:
+        self._add("write_failures", 1)
+        self.problems["last_write_failure"] = f"{type(error).__name__}: {error}"
+
+    def _collect(self, *, final: bool, patience: float, keep: bool = False) -> bool:
+        """Write one window: what changed since the last one that was written.
+
+        Args:
+            final: give up steps that run on for longer than ``patience``.
+            keep: what cannot be written now is kept in memory, instead of in the counters.
+
+        Returns:
+            Whether all counters could be read.
+        """
         rows: dict[str, list[Any]] = {}
-        taken: list[tuple[_Stream, Snapshot]] = []
+        taken: list[tuple[_Stream, Snapshot, bool]] = []
         for stream in self.streams:
             snapshot = stream.capture.snapshot(patience, force=final)
             if snapshot is None:
-                self.problems["late_windows"] = self.problems.get("late_windows", 0) + 1
+                self._add("late_windows", 1)
                 continue
-            stream.notes += snapshot.steps
+            stream.note(snapshot)
             columns = window_columns(stream.layout, stream.written, snapshot, self._tags)
-            if columns:
-                taken.append((stream, snapshot))
+            taken.append((stream, snapshot, bool(columns)))
             for name, values in columns.items():
                 rows.setdefault(name, []).extend(values)
-        now = time()
-        if rows:
-            self._write_window(rows, now)
-        for stream, snapshot in taken:
-            stream.written = snapshot
-            self._write_detail(stream, snapshot.time)
-        self._window_start = now
-        self.writer.write_state(**self._report())
+        self._write_windows(rows, time(), keep)
+        for stream, snapshot, grown in taken:
+            if grown:
+                stream.written = snapshot
+        try:
+            for stream, snapshot, _ in taken:
+                self._write_detail(stream, snapshot.time)
+            self.writer.write_state(**self._report())
+        except Exception as error:
+            if not keep:
+                raise
+            self._not_written(error)
+        return len(taken) == len(self.streams)
 
-    def _write_window(self, rows: dict[str, list[Any]], end: float) -> None:
-        count = len(rows["layer"])
-        rows["window"] = [self._window] * count
-        rows["start"], rows["end"] = [self._window_start] * count, [end] * count
-        self._write("part", WINDOW_SCHEMA, rows)
-        self._window += 1
+    def _write_windows(self, rows: dict[str, list[Any]], end: float, keep: bool) -> None:
+        """Write what was kept, then the rows of the window that ends now."""
+        if rows:
+            count = len(rows["layer"])
+            rows["window"] = [self._window] * count
+            rows["start"], rows["end"] = [self._window_start] * count, [end] * count
+            self._unwritten.append(rows)
+        try:
+            while self._unwritten:
+                self._write("part", WINDOW_SCHEMA, self._unwritten[0])
+                del self._unwritten[0]
+        except Exception as error:
+            if not keep:
+                if rows:
+                    self._unwritten.pop()
+                raise
+            self._not_written(error)
+            if len(self._unwritten) > MAX_UNWRITTEN:
+                del self._unwritten[0]
+                self._add("lost_windows", 1)
+        self._window += bool(rows)
+        self._window_start = end
 
     def _write(self, kind: str, schema: Any, rows: dict[str, list[Any]]) -> None:
         rows["rank"] = [self.writer.state.role.rank] * len(next(iter(rows.values())))
@@ -231,43 +296,43 @@ class Recorder:
     def _write_detail(self, stream: _Stream, when: float) -> None:
         counters = stream.capture.counters
         if counters.step_ring is not None:
-            detail = fetch_steps(counters.step_ring, stream.steps_read)
-            self._lost("lost_step_rows", detail.lost)
-            rows = step_columns(stream.layout, detail, self._tags)
-            if rows:
-                notes = self._notes(stream, rows["step"], when)
-                rows["time"] = [note.time for note in notes]
-                rows["requests"] = [note.requests or None for note in notes]
-                self._write("steps", STEP_SCHEMA, rows)
-            stream.steps_read = detail.first + len(detail.rows)
+            self._write_steps(stream, counters.step_ring, when)
         if counters.token_ring is not None:
-            self._write_tokens(stream)
+            self._write_tokens(stream, counters.token_ring)
 
-    def _notes(self, stream: _Stream, steps: list[int], when: float) -> list[StepNote]:
-        """What the host noted of these steps; inside a compiled graph it notes nothing."""
-        if int(stream.capture.counters.folds[0]):
-            return [StepNote(when, 0)] * len(steps)
-        return [stream.notes[step] for step in steps]
+    def _write_steps(self, stream: _Stream, ring: StepRing, when: float) -> None:
+        # Steps inside a compiled graph are not noted. Of the others, the newest may not be yet.
+        noted = not int(stream.capture.counters.folds[0])
+        detail = fetch_steps(ring, stream.steps_read, stream.noted if noted else None)
+        rows = step_columns(stream.layout, detail, self._tags)
+        if rows:
+            first = stream.noted - len(stream.notes)
+            notes = [
+                stream.notes[step - first] if noted else StepNote(when, 0) for step in rows["step"]
+            ]
+            rows["time"] = [note.time for note in notes]
+            rows["requests"] = [note.requests or None for note in notes]
+            self._write("steps", STEP_SCHEMA, rows)
+        self._add("lost_step_rows", detail.lost)
+        stream.steps_read = detail.first + len(detail.rows)
 
-    def _write_tokens(self, stream: _Stream) -> None:
-        ring = stream.capture.counters.token_ring
-        assert ring is not None
+    def _write_tokens(self, stream: _Stream, ring: TokenRing) -> None:
         detail = fetch_tokens(ring, stream.tokens_read, stream.rows_read)
-        self._lost("lost_token_rows", sum(detail.lost))
         rows = token_columns(stream.layout, detail)
         if rows["step"]:
             self._write("tokens", token_schema(stream.layout.experts), rows)
+        self._add("lost_token_rows", sum(detail.lost))
+        fetched = zip(stream.tokens_read, detail.ids, detail.lost, strict=True)
+        stream.tokens_read = [start + len(ids) + lost for start, ids, lost in fetched]
         passes = row_columns(detail)
         if passes["step"]:
             passes["pass"] = [stream.name] * len(passes["step"])
             self._write("rows", ROW_SCHEMA, passes)
-        fetched = zip(stream.tokens_read, detail.ids, detail.lost, strict=True)
-        stream.tokens_read = [start + len(ids) + lost for start, ids, lost in fetched]
-        stream.rows_read += len(detail.row_step)
+        stream.rows_read += len(detail.row_step) + detail.rows_lost
 
-    def _lost(self, name: str, rows: int) -> None:
-        if rows:
-            self.problems[name] = self.problems.get(name, 0) + rows
+    def _add(self, problem: str, count: int) -> None:
+        if count:
+            self.problems[problem] = self.problems.get(problem, 0) + count
 
     def _report(self) -> dict[str, Any]:
         """Problems and own cost so far, for ``rank.json``."""
@@ -330,7 +395,7 @@ class Recording:
         Raises:
             InvalidTagError: the tag cannot be written to every format as it is.
         """
-        return self._recorder.tag(tag)
+        return self._recorder.tag(check_tag(tag))
 
     def pause(self) -> None:
         """Stop counting from the next pass on; the hooks stay."""

@@ -41,6 +41,8 @@ class TokenRing:
         ids: int16 [layers, capacity, k]; steps: int64 [layers, capacity]; cursor: int64 [layers].
         row_request, row_position, row_step: int64 [capacity], what the rows of a step belong to;
             request is MASKED for padding. row_cursor: 0-dim.
+        reached: int64 [layers + 1], how far the cursors had come when a failed pass was
+            forgotten: it has overwritten as much all the same.
         step: 0-dim int64, number of the running step.
     """
 
@@ -60,6 +62,7 @@ class TokenRing:
         self.row_step, self.row_cursor = zeros(capacity), zeros()
         self.step, self.request_base, self.requests = zeros(), zeros(), zeros()
         self.lengths = zeros(max_batch)
+        self.reached = zeros(count + 1)
 
     def _places(self, cursor: Tensor, rows: int) -> tuple[Tensor, int]:
         """Ring places of the last rows that fit, and how many they are."""
@@ -76,6 +79,8 @@ class TokenRing:
             fresh: the rows begin new requests, numbered on from the last ones.
         """
         rows = batch * length
+        if not rows:
+            return
         real = torch.ones(rows, dtype=torch.int64, device=on.device) if valid is None else valid
         if fresh:
             self.request_base.copy_(torch.where(on > 0, self.requests, self.request_base))
@@ -98,7 +103,7 @@ class TokenRing:
         """Append one layer call; ids [tokens, k]."""
         tokens, top_k = ids.shape
         experts = self.layout.layers[position].experts
-        stored = torch.where((ids < 0) | (ids >= experts), INVALID, ids)
+        stored = torch.where((ids < 0) | (ids >= experts), INVALID, ids.long())
         if valid is not None:
             stored = torch.where(valid[:, None] > 0, stored, MASKED)
         places, kept = self._places(self.cursor[position], tokens)
@@ -111,7 +116,18 @@ class TokenRing:
         """Number the next step."""
         self.step += on
 
+    def mark(self, batch: int) -> Tensor:
+        """Where the ring stands before a step of so many requests, for ``rewind``."""
+        scalars = torch.stack([self.row_cursor, self.request_base, self.requests])
+        return torch.cat([self.cursor, scalars, self.lengths[:batch]])
+
     def rewind(self, mark: Tensor) -> None:
-        """Forget what was written since the cursors stood at ``mark`` [layers + 1]."""
-        self.cursor.copy_(mark[:-1])
-        self.row_cursor.copy_(mark[-1])
+        """Forget what was written since the ring stood at ``mark``."""
+        layers = len(self.cursor)
+        now = torch.cat([self.cursor, self.row_cursor[None]])
+        self.reached.copy_(torch.maximum(self.reached, now))
+        self.cursor.copy_(mark[:layers])
+        for place, scalar in enumerate((self.row_cursor, self.request_base, self.requests)):
+            scalar.copy_(mark[layers + place])
+        lengths = mark[layers + 3 :]
+        self.lengths[: len(lengths)].copy_(lengths)

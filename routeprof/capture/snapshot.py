@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import time
 
 import numpy as np
@@ -33,7 +33,8 @@ class Snapshot:
         slots: int64 [used].
         totals: int64 [used, layers, int_width]; gate: float64 [used, layers, gate_width].
         imbalance_max: float64 [used, layers]; expected: int64 [used, 2].
-        steps: notes of the steps that the host saw end since the last snapshot.
+        steps: notes of the newest steps that the host saw end since the last snapshot;
+            ``noted`` counts all that it ever saw.
         cost_ns: own time per layer, then of whole steps.
     """
 
@@ -43,7 +44,8 @@ class Snapshot:
     gate: NDArray[np.float64] | None
     imbalance_max: NDArray[np.float64]
     expected: NDArray[np.int64]
-    steps: list[StepNote] = field(default_factory=list)
+    steps: tuple[StepNote, ...] = ()
+    noted: int = 0
     cost_ns: tuple[int, ...] = ()
 
 
@@ -55,9 +57,13 @@ class HostCopy:
     """
 
     def __init__(
-        self, counters: RoutingCounters, steps: list[StepNote], cost_ns: tuple[int, ...]
+        self,
+        counters: RoutingCounters,
+        steps: tuple[StepNote, ...],
+        noted: int,
+        cost_ns: tuple[int, ...],
     ) -> None:
-        self._time, self._steps, self._cost = time(), steps, cost_ns
+        self._time, self._steps, self._noted, self._cost = time(), steps, noted, cost_ns
         self._event: torch.cuda.Event | None = None
         sums = [counters.expected, counters.totals, counters.imbalance_max]
         if counters.gate_totals is not None:
@@ -65,7 +71,7 @@ class HostCopy:
         if counters.device.type == "cuda":
             self._copies = [_queue(tensor) for tensor in sums]
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
+            self._event.record(torch.cuda.current_stream(counters.device))
         else:
             self._copies = _consistent(counters, sums)
 
@@ -83,6 +89,7 @@ class HostCopy:
             imbalance_max=imbalance_max[slots],
             expected=expected[slots],
             steps=self._steps,
+            noted=self._noted,
             cost_ns=self._cost,
         )
 
@@ -133,7 +140,7 @@ class TokenDetail:
 
     Attributes:
         ids: per layer, int16 [rows, k]; steps: per layer, int64 [rows]; lost: per layer, rows.
-        row_step, row_request, row_position: int64 [rows].
+        row_step, row_request, row_position: int64 [rows]; rows_lost: rows of these.
     """
 
     ids: list[NDArray[np.integer]]
@@ -142,14 +149,17 @@ class TokenDetail:
     row_step: NDArray[np.integer]
     row_request: NDArray[np.integer]
     row_position: NDArray[np.integer]
+    rows_lost: int
 
 
-def fetch_steps(ring: StepRing, start: int) -> StepDetail:
-    """Steps from number ``start`` to the newest. Runs beside the engine."""
+def fetch_steps(ring: StepRing, start: int, stop: int | None = None) -> StepDetail:
+    """Steps from number ``start`` up to ``stop``, or the newest. Runs beside the engine."""
     end = int(ring.cursor)
-    first, places = _window(start, end, ring.capacity, ring.cursor.device)
+    first = max(start, end - ring.capacity)
+    last = end if stop is None else max(first, min(stop, end))
+    places = torch.arange(first, last, device=ring.cursor.device) % ring.capacity
     rows, slots = ring.rows[places].cpu().numpy(), ring.slots[places].cpu().numpy()
-    lapped = max(0, int(ring.cursor) - ring.capacity - first)
+    lapped = min(max(0, int(ring.cursor) - ring.capacity - first), len(rows))
     return StepDetail(first + lapped, rows[lapped:], slots[lapped:], first - start + lapped)
 
 
@@ -163,7 +173,7 @@ def fetch_tokens(ring: TokenRing, starts: list[int], row_start: int) -> TokenDet
     for position, layer in enumerate(ring.layout.layers):
         (layer_ids, layer_steps), missing = _fetch(
             ring,
-            ring.cursor[position],
+            (ring.cursor[position], ring.reached[position]),
             starts[position],
             (ring.ids[position][:, : layer.top_k], ring.steps[position]),
         )
@@ -172,22 +182,30 @@ def fetch_tokens(ring: TokenRing, starts: list[int], row_start: int) -> TokenDet
         steps.append(layer_steps[:done])
         lost.append(missing)
     columns = (ring.row_step, ring.row_request, ring.row_position)
-    rows, _ = _fetch(ring, ring.row_cursor, row_start, columns)
-    done = int(np.searchsorted(rows[0], finished))
-    return TokenDetail(ids, steps, lost, *(column[:done] for column in rows))
+    cursors = (ring.row_cursor, ring.reached[-1])
+    (row_step, request, place), rows_lost = _fetch(ring, cursors, row_start, columns)
+    done = int(np.searchsorted(row_step, finished))
+    return TokenDetail(ids, steps, lost, row_step[:done], request[:done], place[:done], rows_lost)
 
 
 def _fetch(
-    ring: TokenRing, cursor: Tensor, start: int, columns: tuple[Tensor, ...]
+    ring: TokenRing,
+    cursors: tuple[Tensor, Tensor],
+    start: int,
+    columns: tuple[Tensor, ...],
 ) -> tuple[list[NDArray[np.integer]], int]:
-    """Columns from ``start`` to the cursor, and how many rows were overwritten before."""
-    first, places = _window(start, int(cursor), ring.capacity, cursor.device)
+    """Columns from ``start`` to the cursor, and how many rows were overwritten before.
+
+    Args:
+        cursors: where the next row goes, and how far rows were ever written.
+    """
+
+    def oldest() -> int:
+        return max(int(cursor) for cursor in cursors) - ring.capacity
+
+    end = int(cursors[0])
+    first = min(max(start, oldest()), end)
+    places = torch.arange(first, end, device=cursors[0].device) % ring.capacity
     fetched = [column[places].cpu().numpy() for column in columns]
-    lapped = max(0, int(cursor) - ring.capacity - first)
+    lapped = min(max(0, oldest() - first), len(places))
     return [column[lapped:] for column in fetched], first - start + lapped
-
-
-def _window(start: int, end: int, capacity: int, device: torch.device) -> tuple[int, Tensor]:
-    """First number still in the ring, and the ring places from there to ``end``."""
-    first = max(start, end - capacity)
-    return first, torch.arange(first, end, device=device) % capacity

@@ -103,7 +103,7 @@ class Stash:
             pending: int64 [steps, layers, width], step rows; added to.
             gate_pending: float64 [layers, gate_width]; added to.
         """
-        if not self.used:
+        if not self.called:  # a step without rows has flags all the same
             return
         step = self.step[: self.used]
         column = self._columns()
@@ -140,8 +140,6 @@ class Stash:
         weights = torch.where(keep, self.weights[:, : self.used], 0.0)
         sums = torch.zeros(layers, experts + 2, dtype=torch.float32, device=weights.device)
         sums.scatter_add_(1, column.reshape(layers, -1), weights.reshape(layers, -1))
-        for position, layer in enumerate(self.layout.layers):
-            sums[position, layer.experts + 1] = 0.0
         gate_pending[:, self.layout.gate_sections["weight"]] += sums[:, 1 : experts + 1]
 
     def _add_gate(self, gate_pending: Tensor, keep: Tensor) -> None:

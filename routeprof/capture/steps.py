@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter_ns, time
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,7 +54,8 @@ class StepCapture:
         busy_ns: time between begin and end of the steps that were followed.
         aborted, missed: passes that failed, and passes that ran beside another one.
         missed_tokens: rows of the missed passes, padding included.
-        step_log: time and batch of each finished step, when the recording keeps steps.
+        step_log: notes of the newest steps since the last snapshot, when the recording keeps
+            steps: no more than its ring has room for. ``noted`` counts all there ever were.
     """
 
     def __init__(self, counters: RoutingCounters) -> None:
@@ -63,13 +67,16 @@ class StepCapture:
         self.busy_ns = 0
         self.failures = Failures()
         self.aborted = self.missed = self.missed_tokens = 0
-        self.seen_top_k: dict[int, int] = {}
-        self.step_log: list[StepNote] = []
+        ring = counters.step_ring
+        self.step_log: deque[StepNote] = deque(maxlen=None if ring is None else ring.capacity)
+        self.noted = 0
         self.traced = False
         self._lock = threading.Lock()
         self._thread = self._began = 0
+        self._missing: set[int] = set()
         self._implicit = False
         self._counted: set[int] = set()
+        self._gated: set[int] = set()
         self._valid: Tensor | None = None
         self._rows = self._batch = 0
         self._block: slice | None = None
@@ -81,6 +88,8 @@ class StepCapture:
         self._token_mark: Tensor | None = None
         self._wanted: threading.Event | None = None
         self._snapshot: HostCopy | None = None
+        self._cuda = counters.device.type == "cuda"
+        self._stream: torch.cuda.Stream | None = None
 
     # -- called by hooks
 
@@ -103,23 +112,31 @@ class StepCapture:
         if not self.enabled:
             return
         start = perf_counter_ns()
-        me = threading.get_ident()
-        with self._lock:
-            if self._thread and self._thread != me:
-                self.missed += 1
-                self.missed_tokens += batch * length
-                return
-            if self._implicit:
-                self._close()
-            elif self._thread:
-                self._abort()
-            self._thread, self._began = me, start
         try:
+            if not self._claim(batch * length, start):
+                return
             self._open(batch, length, phase, valid, fresh)
         except Exception as error:
             self.failures.add(-1, error)
             self._thread = 0
         self.cost_ns[-1] += perf_counter_ns() - start
+
+    def _claim(self, rows: int, now: int) -> bool:
+        """Make this thread the one whose pass is followed, unless another's is."""
+        me = threading.get_ident()
+        with self._lock:
+            if self._implicit:
+                self._close()
+            elif self._thread == me:
+                self._abort()
+            elif self._thread:
+                self.missed += 1
+                self.missed_tokens += rows
+                self._missing.add(me)
+                return False
+            self._missing.discard(me)
+            self._thread, self._began = me, now
+            return True
 
     def ids(self, position: int, ids: Tensor, weights: Tensor | None) -> None:
         """Note the experts that one layer call really runs; ids and weights [tokens, k]."""
@@ -127,11 +144,14 @@ class StepCapture:
             self._direct_ids(position, ids.detach(), weights, self._valid_for(ids))
             self.traced = True
             return
-        if not self._mine(position, ids):
+        if self._thread == threading.get_ident() and not self._implicit:
+            self._take_ids(position, ids.detach(), weights)
             return
-        if self._implicit:
-            self._counted.add(position)
-        ids = ids.detach()
+        with self._lock:
+            if self._joins(position, ids.shape[0], self._counted):
+                self._take_ids(position, ids.detach(), weights)
+
+    def _take_ids(self, position: int, ids: Tensor, weights: Tensor | None) -> None:
         counters, block, step = self.counters, self._block, self._pending
         stash = counters.stash
         if (
@@ -145,17 +165,21 @@ class StepCapture:
             return
         self._direct_ids(position, ids, weights, self._valid_for(ids))
         self._direct = True
-        self.seen_top_k[position] = ids.shape[1]
 
     def logits(self, position: int, logits: Tensor) -> None:
         """Note the router's output of one layer call, [tokens, experts]."""
         if torch.compiler.is_compiling():
             self.counters.add_gate(position, logits.detach(), self._valid_for(logits))
             return
-        if not self._mine(position, logits):
+        if self._thread == threading.get_ident() and not self._implicit:
+            self._take_logits(position, logits.detach())
             return
+        with self._lock:
+            if self._joins(position, logits.shape[0], self._gated):
+                self._take_logits(position, logits.detach())
+
+    def _take_logits(self, position: int, logits: Tensor) -> None:
         counters, block, step = self.counters, self._block, self._pending
-        logits = logits.detach()
         if (
             block is not None
             and logits.shape[0] == self._rows
@@ -172,6 +196,7 @@ class StepCapture:
             self._end_traced()
             return
         if self._thread != threading.get_ident():
+            self._missing.discard(threading.get_ident())
             return
         start = perf_counter_ns()
         self.busy_ns += start - self._began
@@ -205,24 +230,23 @@ class StepCapture:
 
     # -- steps that the host follows
 
-    def _mine(self, position: int, rows: Tensor) -> bool:
-        """Whether this call belongs to the step that this thread runs; opens one if none is."""
-        me = threading.get_ident()
-        if self._thread == me and not self._implicit:
-            return True
-        if self._thread not in (0, me) or not self.enabled:
-            return False
-        self._open_implicit(position, rows.shape[0], me)
-        return True
+    def _joins(self, position: int, rows: int, seen: set[int]) -> bool:
+        """Whether a layer call outside its module's forward pass is counted; holds the lock.
 
-    def _open_implicit(self, position: int, rows: int, me: int) -> None:
-        """A layer that runs outside its module's forward pass makes steps of its own."""
-        with self._lock:
-            if position in self._counted:
-                self._close()
-            if not self._thread:
-                self._thread, self._implicit = me, True
-                self._open(1, rows, "unknown", None, fresh=True)
+        Such calls make steps of their own. A step ends where a layer comes again: ``seen`` are
+        the layers whose ids, or logits, it holds. Calls of a pass that is missed stay missed.
+        """
+        me = threading.get_ident()
+        if not self.enabled or me in self._missing:
+            return False
+        if self._implicit and position in seen:
+            self._close()
+        if not self._thread:
+            self._open(1, rows, "unknown", None, fresh=True)
+            self._thread, self._implicit = me, True
+        if self._implicit:
+            seen.add(position)
+        return self._implicit
 
     def _open(self, batch: int, length: int, phase: str, valid: Tensor | None, fresh: bool) -> None:
         slot = self.base + PHASES.index(phase)
@@ -236,11 +260,13 @@ class StepCapture:
             self._fold()
         self._slot, self._rows, self._batch, self._valid = slot, rows, batch, valid
         self._block = None
+        if self._cuda:
+            self._stream = torch.cuda.current_stream(self.counters.device)
         if small:
             self._block = self.counters.stash.open_step(self._pending, rows, valid)
         ring = self.counters.token_ring
         if ring is not None:
-            self._token_mark = torch.cat([ring.cursor, ring.row_cursor[None]])
+            self._token_mark = ring.mark(batch)
             ring.begin_step(batch, length, valid, fresh=fresh, on=self.counters.step_on)
 
     def _close(self) -> None:
@@ -257,6 +283,7 @@ class StepCapture:
             counters.token_ring.end_step(counters.step_on)
         if counters.step_ring is not None:
             self.step_log.append(StepNote(time(), self._batch))
+            self.noted += 1
         self._pending += 1
         self._finish()
 
@@ -276,6 +303,7 @@ class StepCapture:
     def _finish(self) -> None:
         self._thread, self._implicit = 0, False
         self._counted.clear()
+        self._gated.clear()
         self._valid = self._block = self._token_mark = None
         if self._wanted is not None:
             self._snapshot = self._read()
@@ -330,32 +358,48 @@ class StepCapture:
             timeout: seconds to wait for the running step to end.
             force: give a step up that runs on for longer, instead of returning None.
         """
+        copied = self._copy(timeout, force)
+        # Not under the lock: the engine must not wait for the device because we do.
+        return None if copied is None else copied.wait()
+
+    def _copy(self, timeout: float, force: bool) -> HostCopy | None:
         with self._lock:
             if self._implicit:
                 self._close()
             if not self._thread:
-                return self._read().wait()
+                return self._read()
+            own = self._thread == threading.get_ident()
             wanted = self._wanted = threading.Event()
-        wanted.wait(timeout)
+        if not own:  # a thread that waits for its own step waits for ever
+            wanted.wait(timeout)
         with self._lock:
             self._wanted = None
-            if self._snapshot is None and force:
-                self._abort()
-                return self._read().wait()
             copied, self._snapshot = self._snapshot, None
-        return None if copied is None else copied.wait()
+            if copied is None and force:
+                if self._thread:
+                    self._abort()
+                copied = self._read()
+            return copied
 
     def clear(self, base: int) -> None:
         """Empty the slots of a tag that is over, so that another tag can have them."""
         slots = slice(base, base + len(PHASES))
         counters = self.counters
         with self._lock:
-            for sums in (counters.totals, counters.imbalance_max, counters.expected):
-                sums[slots].zero_()
+            sums = [counters.totals, counters.imbalance_max, counters.expected]
             if counters.gate_totals is not None:
-                counters.gate_totals[slots].zero_()
+                sums.append(counters.gate_totals)
+            with self._engine_stream():
+                for tensor in sums:
+                    tensor[slots].zero_()
 
     def _read(self) -> HostCopy:
-        self._fold()
-        steps, self.step_log = self.step_log, []
-        return HostCopy(self.counters, steps, tuple(self.cost_ns))
+        with self._engine_stream():
+            self._fold()
+            notes = tuple(self.step_log)
+            self.step_log.clear()
+            return HostCopy(self.counters, notes, self.noted, tuple(self.cost_ns))
+
+    def _engine_stream(self) -> AbstractContextManager[Any]:
+        """Queue device work behind the steps, on whatever thread this is."""
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)

@@ -7,11 +7,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from routeprof.errors import NotARecordingError
-from routeprof.recording.schema import INFO_FILE, KINDS, RANK_FILE, RankState, RecordingInfo
+from routeprof.recording.schema import (
+    INFO_FILE,
+    KINDS,
+    RANK_FILE,
+    SCHEMAS,
+    RankState,
+    RecordingInfo,
+)
 
 _RANK = re.compile(r"^rank-(\d+)$")
 _PART = re.compile(r"^(" + "|".join(KINDS) + r")-(\d+)\.parquet$")
@@ -121,18 +130,68 @@ def _parts(directory: Path, rank: int) -> list[Part]:
     return sorted(parts, key=lambda part: (part.kind, part.number))
 
 
-def read_part(part: Part, schema: pa.Schema | None = None) -> pa.Table | str:
-    """The part as a table, or one line that says why it cannot be read."""
+def read_part(part: Part, info: RecordingInfo) -> pa.Table | str:
+    """The part as a table of its kind's schema, or one line that says why it cannot be read."""
+    schema = SCHEMAS[part.kind]
     try:
         table = pq.ParquetFile(part.path, page_checksum_verification=True).read()
-        if schema is not None:
-            missing = [name for name in schema.names if name not in table.column_names]
-            if missing:
-                return f"{part.label} lacks the columns {', '.join(missing)}"
-        return table
-    except (pa.ArrowException, OSError) as error:
+        missing = [name for name in schema.names if name not in table.column_names]
+        if missing:
+            return f"{part.label} lacks the columns {', '.join(missing)}"
+        table = table.select(schema.names)
+        wrong = [
+            own.name
+            for own, due in zip(table.schema, schema, strict=True)
+            if _kind(own.type) != _kind(due.type)
+        ]
+        if wrong:
+            return f"{part.label} has columns of another type: {', '.join(wrong)}"
+        table = table.cast(schema)
+        table.validate(full=True)
+        fault = _fault(table, info)
+    except (pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).strip().splitlines()
-        return f"{part.label} cannot be read: {reason[0] if reason else type(error).__name__}"
+        fault = f"cannot be read: {reason[0] if reason else type(error).__name__}"
+    return f"{part.label} {fault}" if fault else table
+
+
+def _kind(kind: pa.DataType) -> str:
+    """What may be cast: a rewritten part has other widths and no dictionaries. A flipped byte in
+    the footer, which has no checksum, may make integers of floats."""
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return f"list of {_kind(kind.value_type)}"
+    if pa.types.is_dictionary(kind):
+        return _kind(kind.value_type)
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)
+    return "text" if text else "whole" if pa.types.is_integer(kind) else str(kind)
+
+
+def _fault(table: pa.Table, info: RecordingInfo) -> str:
+    """What contradicts ``recording.json``; empty if nothing does."""
+    if "layer" not in table.column_names:
+        return ""
+    layers = {layer.index: layer for layer in info.layers}
+    indices = column(table, "layer").to_pylist()
+    unknown = set(indices) - layers.keys()
+    if unknown:
+        return f"has layers that {INFO_FILE} does not name: {', '.join(map(str, unknown))}"
+    experts = np.array([layers[index].experts for index in indices], dtype=np.int64)
+    lengths = dict.fromkeys(("counts", "probability_mass", "weight_sum"), experts)
+    factors = np.full(len(indices), len(info.capacity_factors))
+    lengths |= dict.fromkeys(("overflow", "overflow_steps", "capacity_slots"), factors)
+    if "ids" in table.column_names:
+        top_k = np.array([layers[index].top_k for index in indices], dtype=np.int64)
+        lengths["ids"] = column(table, "tokens").fill_null(0).to_numpy() * top_k
+    wrong = [name for name in lengths if name in table.column_names]
+    wrong = [name for name in wrong if not _fits(column(table, name), lengths[name])]
+    return f"has lists of another length than {INFO_FILE} says: {', '.join(wrong)}" if wrong else ""
+
+
+def _fits(lists: pa.ListArray, lengths: NDArray[np.int64]) -> bool:
+    """Whether every list that is there has its length."""
+    valid = lists.is_valid().to_numpy(zero_copy_only=False)
+    found = lists.value_lengths().fill_null(0).to_numpy()
+    return bool((found == lengths)[valid].all())
 
 
 def column(table: pa.Table, name: str) -> Any:

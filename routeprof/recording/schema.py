@@ -32,6 +32,8 @@ _INTS = pa.list_(pa.int64())
 _FLOATS = pa.list_(pa.float64())
 _NAME = pa.dictionary(pa.int32(), pa.string())
 
+# counts and all sums are of the window alone. imbalance_max is not a sum: it is the largest
+# max / mean load of any step so far, so that the maximum over windows is the recording's.
 WINDOW_SCHEMA = pa.schema(
     [
         ("window", pa.int64()),
@@ -108,6 +110,15 @@ def token_schema(experts: int) -> pa.Schema:
     )
 
 
+SCHEMAS = {
+    "part": WINDOW_SCHEMA,
+    "steps": STEP_SCHEMA,
+    "tokens": token_schema(2**16),
+    "rows": ROW_SCHEMA,
+}
+"""What each kind of part is read as."""
+
+
 @dataclass(frozen=True)
 class RecordingInfo:
     """What ``recording.json`` says: true for all ranks and all of the time.
@@ -146,7 +157,14 @@ class RecordingInfo:
         try:
             data = json.loads(text)
             schema = int(data.pop("schema"))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            OverflowError,
+            RecursionError,
+        ) as error:
             raise NotARecordingError(
                 f"{where} is damaged or no recording ({error}); name a directory that "
                 "routeprof.record or routeprof run wrote"
@@ -206,4 +224,6 @@ class RankState:
         """Parse ``rank.json``; raises ValueError, TypeError or KeyError where it is damaged."""
         data = json.loads(text)
         data["role"] = RankRole(**data["role"])
+        if not isinstance(data["parts"], dict) or not isinstance(data["problems"], dict):
+            raise TypeError("parts and problems are mappings")
         return cls(**data)

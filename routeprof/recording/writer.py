@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,7 @@ class RecordingWriter:
     def __init__(self, directory: Path, info: RecordingInfo, state: RankState) -> None:
         self.directory, self.info, self.state = directory, info, state
         self.rank = directory / rank_directory(state.role.rank)
+        self._lock = threading.Lock()
         _claim(directory, self.rank, info, state.role.world_size)
         self.write_state()
 
@@ -48,14 +50,18 @@ class RecordingWriter:
         )
         target = self.rank / part_name(kind, number)
         temporary = target.with_suffix(".tmp")
-        pq.write_table(
-            table,
-            temporary,
-            compression="zstd",
-            use_dictionary=_dictionary_columns(schema),
-            write_statistics=False,
-            write_page_checksum=True,
-        )
+        try:
+            pq.write_table(
+                table,
+                temporary,
+                compression="zstd",
+                use_dictionary=_dictionary_columns(schema),
+                write_statistics=False,
+                write_page_checksum=True,
+            )
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
         temporary.replace(target)
         self.state.parts[kind] = number + 1
 
@@ -65,9 +71,10 @@ class RecordingWriter:
         _write_whole(self.directory / INFO_FILE, info.to_json())
 
     def write_state(self, **changes: Any) -> None:
-        """Update ``rank.json``."""
-        self.state = replace(self.state, updated=time(), **changes)
-        _write_whole(self.rank / RANK_FILE, self.state.to_json())
+        """Update ``rank.json``; the user's thread and the drain thread both do."""
+        with self._lock:
+            self.state = replace(self.state, updated=time(), **changes)
+            _write_whole(self.rank / RANK_FILE, self.state.to_json())
 
 
 def _dictionary_columns(schema: pa.Schema) -> list[str]:
@@ -76,6 +83,8 @@ def _dictionary_columns(schema: pa.Schema) -> list[str]:
 
 def _claim(directory: Path, rank: Path, info: RecordingInfo, world_size: int) -> None:
     """Make the directories, and be the only one to have made this rank's."""
+    if directory.exists() and not directory.is_dir():
+        raise RecordingExistsError(f"{directory} is a file; choose a directory")
     if world_size == 1 and directory.exists() and any(directory.iterdir()):
         raise RecordingExistsError(
             f"{directory} is not empty; choose another directory or remove it first"

@@ -41,8 +41,11 @@ def _utc(seconds: float) -> str:
 
 
 def _safe(value: object) -> object:
-    """Text that no spreadsheet takes for a formula."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+    """Text that no spreadsheet takes for a formula, and whose line breaks are the file's."""
+    if not isinstance(value, str):
+        return value
+    text = f"'{value}" if value.startswith(_FORMULA) else value
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def findings_table(profile: Profile) -> pd.DataFrame:

@@ -1,0 +1,52 @@
+"""Killed is not corrupt: after SIGKILL a recording opens, and lacks at most its last window."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+import routeprof
+from tests.capture.killed import LAYERS, MOMENTS, STEPS_A_FLUSH, steps
+from tests.capture.recordings import same_loads
+
+
+@pytest.fixture(scope="module")
+def children(tmp_path_factory) -> list[dict]:
+    command = [sys.executable, "-m", "tests.capture.killed", str(tmp_path_factory.mktemp("killed"))]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_killed_inside_a_flush(children, moment):
+    said = next(child for child in children if Path(child["directory"]).name == moment)
+    profile = routeprof.load(said["directory"])
+    kept = list(islice(steps(0), STEPS_A_FLUSH * said["flushes"]))
+    same_loads(profile, LAYERS, kept)
+    assert profile.totals.unread == ()
+    assert profile.files.ranks[0].missing() == []
+    assert profile.files.ranks[0].state.state == "recording"
+    codes = {finding.code for finding in profile.findings(now=profile.files.info.started + 1e12)}
+    assert "not-stopped" in codes
+    # Detail may lack what the last flush had not come to.
+    assert len(profile.steps()) in {2 * len(kept), 2 * (len(kept) - STEPS_A_FLUSH)}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_killed_at_any_time(children, seed):
+    said = next(child for child in children if child.get("seed") == seed)
+    profile = routeprof.load(said["directory"])
+    windows = profile.windows().query("layer == 0")
+    recorded = int(windows["steps"].sum())
+    same_loads(profile, LAYERS, list(islice(steps(seed), recorded)))
+    # What ended before the last window began is there; what is there had begun.
+    safe = sum(end < windows["start"].max() for end in said["ends"])
+    assert safe <= recorded <= len(said["ends"]) + 1
+    assert recorded > 0
