@@ -56,8 +56,7 @@ class BatchReader:
             tokens = next((value for value in args if isinstance(value, Tensor)), None)
         if tokens is None or tokens.ndim < 1:
             return None
-        shape = tokens.shape if tokens.ndim > 1 else (1, tokens.shape[0])
-        batch, length = shape[0], shape[1]
+        batch, length = _batch_and_length(tokens)
         mask = self._argument("attention_mask", args, kwargs)
         valid, unread = row_mask(mask, batch, length, tokens.device)
         phase = self._phase(length, self._cache(args, kwargs))
@@ -101,6 +100,14 @@ class BatchReader:
             return known
         # A static cache keeps its length on the device; whether it was seen before must do.
         return length > 0 if isinstance(length, int) else known
+
+
+def _batch_and_length(tokens: Tensor) -> tuple[int, int]:
+    """Of token ids [batch, length] or hidden states [batch, length, hidden], of one row or more."""
+    axes = tokens.shape[: tokens.ndim - tokens.dtype.is_floating_point]
+    if len(axes) > 1:
+        return axes[0], axes[1]
+    return 1, axes[0] if axes else 1
 
 
 def row_mask(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import CodeType
 
 from torch import nn
 
 MESSAGE = (
-    "the model ran compiled before routeprof attached: the compiler was reset, so that its next "
-    "pass is compiled again with the hooks in it"
+    "the model, or one that shares its code, ran compiled before routeprof attached: the compiler "
+    "was reset, so that the next pass is compiled again with the hooks in it"
 )
 
 
@@ -30,17 +31,24 @@ def forget_compiled(model: nn.Module) -> list[str]:
 
 
 def _codes(model: nn.Module) -> set[CodeType]:
+    from torch._dynamo.external_utils import wrap_inline
+
     inner = getattr(model, "_orig_mod", model)
-    functions: list[object] = [nn.Module._call_impl, nn.Module._wrapped_call_impl]
+    # Where dynamo would not look into a forward, as under torch.no_grad, it wraps the call.
+    functions: list[object] = [wrap_inline(inner)]
+    functions += [nn.Module._call_impl, nn.Module._wrapped_call_impl]
     functions += [type(module).forward for module in inner.modules()]
-    codes = (getattr(_unwrapped(function), "__code__", None) for function in functions)
+    layers = (layer for function in functions for layer in _wrapped_layers(function))
+    codes = (getattr(layer, "__code__", None) for layer in layers)
     return {code for code in codes if code is not None}
 
 
-def _unwrapped(function: object) -> object:
+def _wrapped_layers(function: object) -> Iterator[object]:
+    """A function and what its decorators wrap: dynamo keeps graphs with the outermost it traced."""
+    yield function
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
-    return function
+        yield function
 
 
 def _has_graphs(code: CodeType) -> bool:

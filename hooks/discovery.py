@@ -107,8 +107,7 @@ def _read_block(
     if name in ADAPTERS:
         return _adapted(path, module)
     if takes_ids(module):
-        parent = path.rpartition(".")[0]
-        return _generic(parent, modules[parent], module)
+        return _generic(path.rpartition(".")[0], modules, module)
     if name in OPAQUE_EXPERTS:
         return _unsupported(path, module, OPAQUE_EXPERTS[name])
     experts = getattr(module, "experts", None)
@@ -135,8 +134,9 @@ def _adapted(path: str, block: nn.Module) -> FoundLayer:
     return FoundLayer(layer, block, adapted.ids, adapted.gate)
 
 
-def _generic(path: str, block: nn.Module, experts_module: nn.Module) -> FoundLayer:
+def _generic(path: str, modules: Mapping[str, nn.Module], experts_module: nn.Module) -> FoundLayer:
     """The rule that holds for transformers 5: the experts module is handed the ids."""
+    block = modules[path]
     router = _router(block)
     experts = _experts(router, experts_module)
     top_k = _first_int((router, block, _config(block)), TOP_K_NAMES)
@@ -151,7 +151,8 @@ def _generic(path: str, block: nn.Module, experts_module: nn.Module) -> FoundLay
         top_k=top_k,
         router=kind,
         gate=gate,
-        shared_experts=_shared(block),
+        # Some families keep them beside the block.
+        shared_experts=_shared(block) or _shared(modules[path.rpartition(".")[0]]),
         zero_experts=_zero_experts(router, block),
         sees_all_tokens=not re.search(r"(text|vision)_moe$", path),
     )
@@ -187,16 +188,23 @@ def _module_list(path: str, block: nn.Module, experts: int) -> FoundLayer | None
 
 def _unknown(path: str, module: nn.Module) -> FoundLayer | None:
     """A block that looks like MoE and that no rule reads."""
-    experts = getattr(module, "experts", None)
-    if not isinstance(experts, nn.Module) or takes_ids(experts):
-        return None
-    if type(experts).__name__ in OPAQUE_EXPERTS:
-        return None
-    many = isinstance(experts, nn.ModuleDict) and len(experts) > 1
-    stacked = any(parameter.ndim == 3 for parameter in experts.parameters(recurse=False))
-    if not many and not stacked:
+    experts, routed = getattr(module, "experts", None), _router(module) is not None
+    if isinstance(experts, nn.Module):
+        if takes_ids(experts) or type(experts).__name__ in OPAQUE_EXPERTS:
+            return None
+        many = isinstance(experts, nn.ModuleDict) and len(experts) > 1
+        found = routed or many or _stacked(experts)
+    else:
+        found = routed and any(_stacked(child) for child in module.children())
+    if not found:
         return None
     return _unsupported(path, module, "its experts are not told the ids in a way routeprof knows")
+
+
+def _stacked(module: nn.Module) -> bool:
+    """Whether it holds the weights of several experts in one tensor."""
+    convolution = hasattr(module, "kernel_size")
+    return not convolution and any(weight.ndim == 3 for weight in module.parameters(recurse=False))
 
 
 def _unsupported(path: str, block: nn.Module, reason: str) -> FoundLayer:
@@ -307,9 +315,17 @@ def _scoring(router: nn.Module | None, block: nn.Module) -> tuple[RouterKind, Ga
         kind = "softmax"
     if kind == "unknown":
         return kind, "none"
-    returns = code.rsplit("return", 1)[-1]
-    gives_probabilities = re.match(r"\s*\(?\s*router_prob", returns) is not None
-    return kind, "probabilities" if gives_probabilities else "logits"
+    return kind, _gate_output(router, code)
+
+
+def _gate_output(router: nn.Module, code: str) -> GateOutput:
+    """What the first thing that the router returns is called."""
+    if isinstance(router, nn.Linear):
+        return "logits"
+    first = code.rsplit("return", 1)[-1].split(",")[0]
+    if "logit" in first:
+        return "logits"
+    return "probabilities" if "router_prob" in first else "none"
 
 
 def _function_name(function: Any) -> str:

@@ -130,7 +130,7 @@ def patch(base: Any, attacher: Attacher) -> None:
         if "__init__" in vars(cls):
             cls.__init__ = attacher.whole(cls.__init__)
 
-    base.__init_subclass__ = classmethod(init_subclass)
+    base.__init_subclass__ = classmethod(init_subclass)  # type: ignore[arg-type]
     for name in ("from_pretrained", "_from_config"):
         loader = getattr(base, name)
         setattr(base, name, classmethod(attacher.whole(loader.__func__)))

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from routeprof.topology import Layer
 
@@ -102,18 +103,31 @@ def logits_from_output(
     return None
 
 
-def call_tap(tap: Tap, take: Callable[..., None]) -> torch.utils.hooks.RemovableHandle:
-    """Register ``take(args, kwargs, output)`` at the tap."""
-    if tap.when == "before":
+Take = Callable[[tuple[Any, ...], Mapping[str, Any], Any], None]
+"""Called with (args, kwargs, output) of a module call; before it runs, output is None."""
 
-        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            take(args, kwargs, None)
 
-        return tap.module.register_forward_pre_hook(before, with_kwargs=True)
+def call_tap(tap: Tap, take: Take) -> RemovableHandle:
+    """Have ``take`` called at the tap."""
+    register = call_before if tap.when == "before" else call_after
+    return register(tap.module, take)
+
+
+def call_before(module: nn.Module, take: Take) -> RemovableHandle:
+    """Have ``take`` called before each call of the module."""
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        take(args, kwargs, None)
+
+    return module.register_forward_pre_hook(before, with_kwargs=True)
+
+
+def call_after(module: nn.Module, take: Take, *, always: bool = False) -> RemovableHandle:
+    """Have ``take`` called after each call of the module; always: also after one that raised."""
 
     def after(
         module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
         take(args, kwargs, output)
 
-    return tap.module.register_forward_hook(after, with_kwargs=True)
+    return module.register_forward_hook(after, with_kwargs=True, always_call=always)

@@ -7,7 +7,7 @@ import sys
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter_ns, time
 from typing import Any
@@ -25,11 +25,13 @@ from routeprof.errors import AlreadyAttachedError, UsageError
 from routeprof.hooks.batch import Batch, BatchReader
 from routeprof.hooks.compiled import forget_compiled
 from routeprof.hooks.discovery import LayerSpec, find_layers, pass_of
-from routeprof.hooks.taps import FoundLayer, call_tap
+from routeprof.hooks.taps import FoundLayer, Take, call_after, call_before, call_tap
 from routeprof.recording.schema import RecordingInfo
 from routeprof.topology import LEVELS, ModelInfo, RankRole
 
 STEP_RING, TOKEN_RING = 1024, 65_536
+STEP = -1
+"""Where failures and cost of a whole step stand, in place of a layer's position."""
 _attached: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _attach_lock = threading.Lock()
 
@@ -263,28 +265,37 @@ def _hook_layer(capture: StepCapture, position: int, item: FoundLayer) -> list[R
             raise ValueError(f"the router has {found[0].shape[-1]} outputs, expected {experts}")
         capture.logits(position, found[0])
 
-    return [*handles, call_tap(item.gate, _guarded(capture, position, logits))]
+    gate = _guarded(capture, position, logits, number=-2 - position)
+    return [*handles, call_tap(item.gate, gate)]
 
 
-Take = Callable[[tuple[Any, ...], Mapping[str, Any], Any], None]
+def _guarded(capture: StepCapture, position: int, take: Take, *, number: int | None = None) -> Take:
+    """The hook as the engine calls it: it fails for nobody, and its time is measured.
 
-
-def _guarded(capture: StepCapture, position: int, take: Take) -> Take:
-    """The hook as the engine calls it: it fails for nobody, and its time is measured."""
+    Args:
+        number: under which its failures are counted, if not with those of the layer: a gate that
+            cannot be read is no reason to stop counting.
+    """
+    number = position if number is None else number
 
     def guarded(args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         if torch.compiler.is_compiling():
-            take(args, kwargs, output)
+            try:
+                take(args, kwargs, output)
+            except Exception:
+                # A graph can neither format the error nor count; the layer will be silent.
+                capture.failures.first = "a hook failed while the model was being compiled"
             return
         # Gradient checkpointing runs the forward pass again inside backward.
-        if capture.failures.out(position) or torch._C._current_graph_task_id() != -1:
+        if capture.failures.out(number) or torch._C._current_graph_task_id() != -1:
             return
-        start = perf_counter_ns()
+        start, before = perf_counter_ns(), capture.cost_ns[position]
         try:
             take(args, kwargs, output)
         except Exception as error:
-            capture.failures.add(position, error)
-        capture.cost_ns[position] += perf_counter_ns() - start
+            capture.failures.add(number, error)
+        # What the capture measured of itself meanwhile is part of it.
+        capture.cost_ns[position] = before + perf_counter_ns() - start
 
     return guarded
 
@@ -292,35 +303,24 @@ def _guarded(capture: StepCapture, position: int, take: Take) -> Take:
 def _hook_pass(module: nn.Module, captures: Sequence[StepCapture]) -> list[RemovableHandle]:
     reader = BatchReader(module)
 
-    def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling():
-            batch = reader.read(args, kwargs)
-            if batch is not None:
-                for capture in captures:
-                    _begin(capture, batch)
-            return
-        if torch._C._current_graph_task_id() != -1:
-            return
-        start = perf_counter_ns()
-        try:
-            batch = reader.read(args, kwargs)
-        except Exception as error:
-            captures[0].failures.add(-1, error)
-            return
-        captures[0].cost_ns[-1] += perf_counter_ns() - start
+    def begin(args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
+        batch = reader.read(args, kwargs)
         if batch is not None:
             for capture in captures:
                 _begin(capture, batch)
 
-    def end(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
-            return
+    def end(args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
+        # A forward pass may well return nothing without having failed.
+        failed = (
+            output is None and not torch.compiler.is_compiling() and sys.exc_info()[0] is not None
+        )
         for capture in captures:
-            capture.end(failed=output is None)
+            capture.end(failed=failed)
 
+    first = captures[0]
     return [
-        module.register_forward_pre_hook(begin, with_kwargs=True),
-        module.register_forward_hook(end, with_kwargs=True, always_call=True),
+        call_before(module, _guarded(first, STEP, begin)),
+        call_after(module, _guarded(first, STEP, end), always=True),
     ]
 
 
