@@ -24,6 +24,7 @@ class Batch:
         phase: one of ``topology.PHASES``.
         valid: int64 [batch * length], 0 for padding; None where nothing is masked.
         fresh: the rows begin new sequences.
+        rewound: tokens that were taken off the cache since the last call: refused drafts.
         mask_unread: there was a mask of a kind that is not understood; all rows count.
     """
 
@@ -32,6 +33,7 @@ class Batch:
     phase: str
     valid: Tensor | None
     fresh: bool
+    rewound: int = 0
     mask_unread: bool = False
 
 
@@ -46,6 +48,7 @@ class BatchReader:
         self._places = {name: place for place, name in enumerate(forward_parameters(module))}
         self._cached = any(name in self._places for name in CACHE_NAMES)
         self._last_cache: weakref.ref[Any] | None = None
+        self._end = 0
 
     def read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Batch | None:
         """The batch, or None where the call has no tokens."""
@@ -59,9 +62,8 @@ class BatchReader:
         batch, length = _batch_and_length(tokens)
         mask = self._argument("attention_mask", args, kwargs)
         valid, unread = row_mask(mask, batch, length, tokens.device)
-        phase = self._phase(length, self._cache(args, kwargs))
-        fresh = phase == "prefill"
-        return Batch(batch, length, phase, valid, fresh, unread)
+        phase, rewound = self._phase(length, self._cache(args, kwargs))
+        return Batch(batch, length, phase, valid, phase == "prefill", rewound, unread)
 
     def _argument(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if name in kwargs:
@@ -76,30 +78,42 @@ class BatchReader:
                 return cache
         return None
 
-    def _phase(self, length: int, cache: Any) -> str:
-        """Prefill, decode, or unknown: several tokens onto a cache that holds some already.
+    def _phase(self, length: int, cache: Any) -> tuple[str, int]:
+        """Prefill, decode, or unknown, and how far the cache was cut back.
 
-        Those may be a chunk of a prefill, a further turn, or a speculative verification.
+        Unknown are several tokens onto a cache that holds some already: a chunk of a prefill, a
+        further turn, or a speculative verification.
         """
         if torch.compiler.is_compiling():
-            return "decode" if length == 1 and self._cached else "prefill"
-        past = self._past(cache)
-        if not past:
-            return "prefill"
-        return "decode" if length == 1 else "unknown"
-
-    def _past(self, cache: Any) -> bool:
-        """Whether the cache holds tokens already."""
-        if cache is None:
-            return False
+            return ("decode" if length == 1 and self._cached else "prefill"), 0
         known = self._last_cache is not None and self._last_cache() is cache
+        past = self._past(cache, known)
+        rewound = max(0, self._end - past) if known and past is not None else 0
+        self._end = (past or 0) + length
+        # A static cache keeps its length on the device; whether it was seen before must do.
+        if not (known if past is None else past):
+            return "prefill", 0
+        return ("decode" if length == 1 else "unknown"), rewound
+
+    def _past(self, cache: Any, known: bool) -> int | None:
+        """Tokens that the cache holds already; None where the host cannot tell."""
+        if cache is None:
+            self._last_cache = None
+            return 0
+        if not known:
+            self._last_cache = _reference(cache)
         try:
-            self._last_cache = weakref.ref(cache)
             length = cache.get_seq_length()
         except (TypeError, AttributeError, ValueError):
-            return known
-        # A static cache keeps its length on the device; whether it was seen before must do.
-        return length > 0 if isinstance(length, int) else known
+            return None
+        return length if isinstance(length, int) else None
+
+
+def _reference(cache: Any) -> weakref.ref[Any] | None:
+    try:
+        return weakref.ref(cache)
+    except TypeError:
+        return None
 
 
 def _batch_and_length(tokens: Tensor) -> tuple[int, int]:

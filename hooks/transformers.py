@@ -226,8 +226,9 @@ def _attach(
         handles += _hook_layer(captures[stream], places[stream], item)
         places[stream] += 1
     for path in dict.fromkeys(name.rpartition("@")[0] for name in captures):
-        own = [capture for name, capture in captures.items() if name.rpartition("@")[0] == path]
-        handles += _hook_pass(model.get_submodule(path), own)
+        own = {name: one for name, one in captures.items() if name.rpartition("@")[0] == path}
+        homes = [next(i.module for i in hooked if _stream_name(model, i) == name) for name in own]
+        handles += _hook_pass(model.get_submodule(path), list(own.values()), homes)
     return handles
 
 
@@ -300,14 +301,20 @@ def _guarded(capture: StepCapture, position: int, take: Take, *, number: int | N
     return guarded
 
 
-def _hook_pass(module: nn.Module, captures: Sequence[StepCapture]) -> list[RemovableHandle]:
+def _hook_pass(
+    module: nn.Module, captures: Sequence[StepCapture], homes: Sequence[nn.Module]
+) -> list[RemovableHandle]:
+    """Follow a module's passes; ``homes`` are modules on the devices of the captures."""
     reader = BatchReader(module)
+    # A parameter stays the same object when its module is moved.
+    anchors = [next(home.parameters(), None) for home in homes]
 
     def begin(args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         batch = reader.read(args, kwargs)
-        if batch is not None:
-            for capture in captures:
-                _begin(capture, batch)
+        if batch is None:
+            return
+        for capture, anchor in zip(captures, anchors, strict=True):
+            _begin(capture, batch, anchor)
 
     def end(args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         # A forward pass may well return nothing without having failed.
@@ -324,8 +331,20 @@ def _hook_pass(module: nn.Module, captures: Sequence[StepCapture]) -> list[Remov
     ]
 
 
-def _begin(capture: StepCapture, batch: Batch) -> None:
+def _begin(capture: StepCapture, batch: Batch, anchor: nn.Parameter | None) -> None:
     valid = batch.valid
+    if not torch.compiler.is_compiling():
+        capture.unread_masks += batch.mask_unread
+        # An offloaded module keeps its parameters on the meta device between its calls.
+        if anchor is not None and anchor.device.type not in ("meta", "cpu"):
+            capture.follow(anchor.device)
     if valid is not None and valid.device != capture.counters.device:
         valid = valid.to(capture.counters.device, non_blocking=True)
-    capture.begin(batch.batch, batch.length, batch.phase, valid, fresh=batch.fresh)
+    capture.begin(
+        batch.batch,
+        batch.length,
+        batch.phase,
+        valid,
+        fresh=batch.fresh,
+        rewound=batch.rewound,
+    )

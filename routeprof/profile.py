@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from routeprof import tables
+from routeprof import tables, timetables
 from routeprof.detail import StepTable, TokenTable, read_steps, read_tokens
 from routeprof.diagnose import Finding, findings
 from routeprof.errors import EmptyRecordingError, LevelRequiredError, UsageError
@@ -167,12 +167,12 @@ class Profile:
         profile = self._between(between) if between is not None else self
         if phase is not None and phase not in self.phases:
             raise UsageError(f"phase {phase!r} does not occur; there are {_listed(self.phases)}")
-        names = [tag_name(name) for name in self.tags]
+        names = [tables.tag_name(name) for name in self.tags]
         if tag is not None and tag not in names:
             raise UsageError(f"tag {tag!r} does not occur; there are {_listed(names)}")
 
         def wanted(key: Key) -> bool:
-            return phase in (None, key[0]) and tag in (None, tag_name(key[1]))
+            return phase in (None, key[0]) and tag in (None, tables.tag_name(key[1]))
 
         return replace(
             profile,
@@ -220,15 +220,15 @@ class Profile:
 
     def windows(self) -> pd.DataFrame:
         """The timeline: one row for each window, phase, tag and layer."""
-        return tables.windows_table(self)
+        return timetables.windows_table(self)
 
     def gemm(self) -> pd.DataFrame:
         """Tokens per expert and step: one row a layer, cells by size, share of small GEMMs."""
-        return tables.gemm_table(self)
+        return timetables.gemm_table(self)
 
     def steps(self) -> pd.DataFrame:
         """One row for each step and layer (level steps)."""
-        return tables.steps_table(self)
+        return timetables.steps_table(self)
 
     def step_counts(self) -> StepTable:
         """Counts of every step as arrays (level steps)."""
@@ -293,11 +293,6 @@ class Profile:
         from routeprof.report.csv import write_csv
 
         return write_csv(self, Path(directory))
-
-
-def tag_name(tag: str | None) -> str:
-    """How tables name a tag; ``untagged`` for none."""
-    return "untagged" if tag is None else tag
 
 
 def _state(layer: Layer, calls: int, steps: int) -> State:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from routeprof.metrics import balance, capacity, gate, gemm, overflow, quantiles
+from routeprof.metrics import balance, capacity, gate, overflow, quantiles
 from routeprof.recording.fold import Key, Totals, Windows
 from routeprof.topology import Layer
 
@@ -33,11 +33,6 @@ OVERFLOW_COLUMNS = (
     "phase tag layer capacity_factor capacity_rule overflow_assignments overflow_rate "
     "padding_rate steps steps_with_overflow happened"
 ).split()
-WINDOW_COLUMNS = "window phase tag layer start end steps tokens imbalance_ratio".split()
-STEP_COLUMNS = (
-    "step layer time phase tokens requests imbalance_ratio max_load overflow_rate_1.0"
-).split()
-GEMM_COLUMNS = "layer cells small_gemm_share mean_tokens p50_at_most".split()
 
 _BALANCE = (
     "imbalance_ratio balancedness max_violation hot_cold_ratio hot_cold_ratio_alive cv gini "
@@ -94,13 +89,13 @@ def groups(profile: Profile, breakdown: bool) -> Iterator[tuple[str, str, list[i
             yield phase, profile.tag or ALL, [n for n in everything if keys[n][0] == phase]
     if tagged:
         for tag in profile.tags:
-            yield profile.phase or ALL, _name(tag), [n for n in everything if keys[n][1] == tag]
+            yield profile.phase or ALL, tag_name(tag), [n for n in everything if keys[n][1] == tag]
     if phased and tagged:
         for number, (phase, tag) in enumerate(keys):
-            yield phase, _name(tag), [number]
+            yield phase, tag_name(tag), [number]
 
 
-def _name(tag: str | None) -> str:
+def tag_name(tag: str | None) -> str:
     return "untagged" if tag is None else tag
 
 
@@ -113,7 +108,7 @@ def _total(values: NDArray[Any], numbers: list[int], missing: float = 0) -> NDAr
     return np.where(unknown.all(0), missing, np.where(unknown, 0, part).sum(0))
 
 
-def _moe(profile: Profile) -> list[tuple[int, Layer]]:
+def moe_layers(profile: Profile) -> list[tuple[int, Layer]]:
     return [(n, layer) for n, layer in enumerate(profile.info.layers) if layer.kind == "moe"]
 
 
@@ -133,7 +128,7 @@ def coverage_terms(
     captured = np.zeros(len(profile.info.layers), dtype=np.int64)
     made = captured.copy()
     whole = len(numbers) == len(totals.keys)
-    for position, layer in _moe(profile):
+    for position, layer in moe_layers(profile):
         for number in numbers:
             expected = int(totals.sums["expected_tokens"][number, position])
             steps = int(totals.sums["steps"][number, position])
@@ -155,9 +150,9 @@ def layers_table(profile: Profile, *, breakdown: bool = False) -> pd.DataFrame:
         _layer_row(profile, phase, tag, numbers, position, layer, terms)
         for phase, tag, numbers in groups(profile, breakdown)
         for terms in [coverage_terms(profile, numbers)]
-        for position, layer in _moe(profile)
+        for position, layer in moe_layers(profile)
     ]
-    return _frame(rows, LAYER_COLUMNS, ["phase", "tag", "layer"], _WHOLE)
+    return framed(rows, LAYER_COLUMNS, ["phase", "tag", "layer"], _WHOLE)
 
 
 def _layer_row(
@@ -265,7 +260,7 @@ def _gates(
     }
 
 
-def _frame(
+def framed(
     rows: Sequence[dict[str, Any]],
     columns: Sequence[str],
     keys: Sequence[str],
@@ -286,7 +281,7 @@ def experts_table(profile: Profile, *, breakdown: bool = False) -> pd.DataFrame:
     frames = [
         _experts_of(profile.totals, phase, tag, numbers, position, layer)
         for phase, tag, numbers in groups(profile, breakdown)
-        for position, layer in _moe(profile)
+        for position, layer in moe_layers(profile)
         if numbers and _total(profile.totals.sums["calls"], numbers)[position]
     ]
     if not frames:
@@ -349,7 +344,7 @@ def overflow_table(
     ]
     keys = ["phase", "tag", "layer", "capacity_factor"]
     whole = ["overflow_assignments", "steps", "steps_with_overflow"]
-    return _frame(rows, OVERFLOW_COLUMNS, keys, whole)
+    return framed(rows, OVERFLOW_COLUMNS, keys, whole)
 
 
 def _recorded_overflow(
@@ -359,7 +354,7 @@ def _recorded_overflow(
     sums = {name: _total(totals.sums[name], numbers) for name in ("calls", "steps", "tokens")}
     names = ("counts", "overflow", "overflow_steps", "capacity_slots")
     lists = {name: _total(totals.lists[name], numbers) for name in names}
-    for position, layer in _moe(profile):
+    for position, layer in moe_layers(profile):
         if not sums["calls"][position]:
             continue
         for factor in wanted:
@@ -406,7 +401,7 @@ def _step_overflow(
     profile: Profile, phase: str, tag: str, numbers: list[int], wanted: tuple[float, ...]
 ) -> Iterator[dict[str, Any]]:
     ran = _total(profile.totals.sums["steps"], numbers)
-    for position, layer in _moe(profile):
+    for position, layer in moe_layers(profile):
         steps = _steps(profile, numbers, position, layer)
         if not len(steps.tokens):
             continue
@@ -422,89 +417,3 @@ def _step_overflow(
                 steps=int(ran[position]) if steps.whole else len(steps.tokens),
                 steps_over=int((over > 0).sum()),
             )
-
-
-# -- windows.csv, steps.csv, GEMM sizes
-
-
-def windows_table(profile: Profile) -> pd.DataFrame:
-    """See ``Profile.windows``; windows are numbered by their time over all ranks."""
-    windows = profile.totals.windows
-    layers = profile.info.layers
-    experts = np.array([layer.experts for layer in layers] or [0])[windows.layer]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        imbalance = windows.max_count * experts / windows.assignments
-    frame = pd.DataFrame(
-        {
-            "window": _numbered(windows),
-            "phase": np.array([key[0] for key in profile.totals.keys] or [""])[windows.key],
-            "tag": np.array([_name(key[1]) for key in profile.totals.keys] or [""])[windows.key],
-            "layer": np.array([layer.index for layer in layers] or [0])[windows.layer],
-            "start": windows.start,
-            "end": windows.end,
-            "steps": windows.steps,
-            "tokens": windows.tokens,
-            "imbalance_ratio": imbalance,
-        },
-        columns=WINDOW_COLUMNS,
-    )
-    return frame.sort_values(WINDOW_COLUMNS[:4], ignore_index=True)
-
-
-def _numbered(windows: Windows) -> NDArray[np.int64]:
-    if not len(windows.window):
-        return windows.window
-    order = np.stack([windows.start, windows.rank, windows.window], axis=1)
-    return np.unique(order, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
-
-
-def steps_table(profile: Profile) -> pd.DataFrame:
-    """See ``Profile.steps``."""
-    steps = profile.step_counts()
-    layers = {layer.index: layer for _, layer in _moe(profile)}
-    experts = np.array([layers[index].experts for index in steps.layer], dtype=np.int64)
-    top_k = np.array([layers[index].top_k for index in steps.layer], dtype=np.int64)
-    largest, total = steps.counts.max(1, initial=0), steps.counts.sum(1)
-    # Capacity at factor 1, rounded up: ceil(tokens · k / experts).
-    slots = -(-steps.tokens * top_k // np.maximum(experts, 1))
-    over = np.maximum(steps.counts - slots[:, None], 0).sum(1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        frame = pd.DataFrame(
-            {
-                "step": steps.step,
-                "layer": steps.layer,
-                "time": steps.time,
-                "phase": steps.phase,
-                "tokens": steps.tokens,
-                "requests": pd.array(steps.requests, dtype="Int64"),
-                "imbalance_ratio": largest * experts / total,
-                "max_load": largest,
-                "overflow_rate_1.0": over / (steps.tokens * top_k),
-            },
-            columns=STEP_COLUMNS,
-        )
-    frame.loc[frame["requests"] < 0, "requests"] = pd.NA
-    return frame.sort_values(["step", "layer"], kind="stable", ignore_index=True)
-
-
-def gemm_table(profile: Profile) -> pd.DataFrame:
-    """See ``Profile.gemm``; cells are (expert, step) pairs that got tokens."""
-    histograms = profile.totals.lists["gemm_histogram"].sum(0)
-    rows = []
-    for position, layer in _moe(profile):
-        cells = histograms[position]
-        busy = int(cells[1:].sum()) if len(cells) else 0
-        if not busy:
-            continue
-        sizes = gemm.gemm_size_table(cells)
-        middle = int(np.searchsorted(np.cumsum(cells[1:]), busy / 2)) + 1
-        rows.append(
-            {
-                "layer": layer.index,
-                "cells": busy,
-                "small_gemm_share": float(gemm.small_gemm_share(cells)),
-                "mean_tokens": profile.totals.lists["counts"][:, position].sum() / busy,
-                "p50_at_most": int(sizes.upper[middle]),
-            }
-        )
-    return _frame(rows, GEMM_COLUMNS, ["layer"])

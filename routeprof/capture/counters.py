@@ -75,6 +75,15 @@ class RoutingCounters:
             if isinstance(value, Tensor):
                 torch._dynamo.mark_static_address(value)
 
+    def move(self, device: torch.device) -> None:
+        """Follow a model that was moved after the hooks were attached, between two steps."""
+        self.device = device
+        for owner in (self, self.constants, self.stash, self.step_ring, self.token_ring):
+            for name, value in vars(owner).items() if owner is not None else ():
+                if isinstance(value, Tensor):
+                    setattr(owner, name, value.to(device))
+        self._keep_addresses()
+
     # -- one layer call, graph-safe
 
     def count(self, position: int, ids: Tensor, valid: Tensor | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import platform
 import re
@@ -127,6 +128,7 @@ class Recorder:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._drain, name="routeprof-drain", daemon=True)
         self._thread.start()
+        atexit.register(self.close)
 
     # -- tags
 
@@ -203,6 +205,7 @@ class Recorder:
         if self._stop.is_set():
             return
         self._stop.set()
+        atexit.unregister(self.close)
         self._thread.join()
         try:
             with self._collect_lock:
@@ -342,6 +345,7 @@ class Recorder:
             "aborted_passes": sum(capture.aborted for capture in captures),
             "missed_passes": sum(capture.missed for capture in captures),
             "missed_tokens": sum(capture.missed_tokens for capture in captures),
+            "unread_masks": sum(capture.unread_masks for capture in captures),
             "hook_failures": sum(capture.failures.count for capture in captures),
         }
         problems |= {name: count for name, count in counted.items() if count}

@@ -71,12 +71,20 @@ class TokenRing:
         return (torch.arange(kept, device=cursor.device) + first) % self.capacity, kept
 
     def begin_step(
-        self, batch: int, length: int, valid: Tensor | None, *, fresh: bool, on: Tensor
+        self,
+        batch: int,
+        length: int,
+        valid: Tensor | None,
+        *,
+        fresh: bool,
+        on: Tensor,
+        rewound: int = 0,
     ) -> None:
         """Note request and position of each row [batch * length].
 
         Args:
             fresh: the rows begin new requests, numbered on from the last ones.
+            rewound: rows by which every sequence was cut back since its last step.
         """
         rows = batch * length
         if not rows:
@@ -87,7 +95,9 @@ class TokenRing:
             self.requests.add_(batch * on)
         ahead = real.reshape(batch, length).cumsum(1)
         known = batch <= self.max_batch
-        start = self.lengths[:batch] if known and not fresh else torch.zeros_like(ahead[:, 0])
+        start = torch.zeros_like(ahead[:, 0])
+        if known and not fresh:
+            start = (self.lengths[:batch] - rewound).clamp(min=0)
         position = (start[:, None] + ahead - 1).reshape(-1)
         if known:
             self.lengths[:batch] = torch.where(on > 0, start + ahead[:, -1], self.lengths[:batch])

@@ -54,6 +54,7 @@ class StepCapture:
         busy_ns: time between begin and end of the steps that were followed.
         aborted, missed: passes that failed, and passes that ran beside another one.
         missed_tokens: rows of the missed passes, padding included.
+        unread_masks: passes with a mask that was not understood.
         step_log: notes of the newest steps since the last snapshot, when the recording keeps
             steps: no more than its ring has room for. ``noted`` counts all there ever were.
     """
@@ -66,7 +67,7 @@ class StepCapture:
         self.cost_ns = [0] * (len(self.layers) + 1)
         self.busy_ns = 0
         self.failures = Failures()
-        self.aborted = self.missed = self.missed_tokens = 0
+        self.aborted = self.missed = self.missed_tokens = self.unread_masks = 0
         ring = counters.step_ring
         self.step_log: deque[StepNote] = deque(maxlen=None if ring is None else ring.capacity)
         self.noted = 0
@@ -94,7 +95,14 @@ class StepCapture:
     # -- called by hooks
 
     def begin(
-        self, batch: int, length: int, phase: str, valid: Tensor | None, *, fresh: bool = False
+        self,
+        batch: int,
+        length: int,
+        phase: str,
+        valid: Tensor | None,
+        *,
+        fresh: bool = False,
+        rewound: int = 0,
     ) -> None:
         """Open a step.
 
@@ -103,6 +111,7 @@ class StepCapture:
             phase: one of ``topology.PHASES``.
             valid: int64 [batch * length], 0 for padding rows; None where all are real.
             fresh: the rows begin new requests (level tokens).
+            rewound: rows by which every sequence was cut back since its last step.
         """
         if torch.compiler.is_compiling():
             self._begin_traced(batch, length, phase, valid, fresh)
@@ -115,11 +124,19 @@ class StepCapture:
         try:
             if not self._claim(batch * length, start):
                 return
-            self._open(batch, length, phase, valid, fresh)
+            self._open(batch, length, phase, valid, fresh, rewound)
         except Exception as error:
             self.failures.add(-1, error)
             self._thread = 0
         self.cost_ns[-1] += perf_counter_ns() - start
+
+    def follow(self, device: torch.device) -> None:
+        """Move the counters to where the model is now, unless they are there."""
+        if device == self.counters.device or self._thread:
+            return
+        with self._lock:
+            self._fold()
+            self.counters.move(device)
 
     def _claim(self, rows: int, now: int) -> bool:
         """Make this thread the one whose pass is followed, unless another's is."""
@@ -248,7 +265,15 @@ class StepCapture:
             seen.add(position)
         return self._implicit
 
-    def _open(self, batch: int, length: int, phase: str, valid: Tensor | None, fresh: bool) -> None:
+    def _open(
+        self,
+        batch: int,
+        length: int,
+        phase: str,
+        valid: Tensor | None,
+        fresh: bool,
+        rewound: int = 0,
+    ) -> None:
         slot = self.base + PHASES.index(phase)
         rows = batch * length
         small = rows <= STASH_ROWS
@@ -267,7 +292,9 @@ class StepCapture:
         ring = self.counters.token_ring
         if ring is not None:
             self._token_mark = ring.mark(batch)
-            ring.begin_step(batch, length, valid, fresh=fresh, on=self.counters.step_on)
+            ring.begin_step(
+                batch, length, valid, fresh=fresh, on=self.counters.step_on, rewound=rewound
+            )
 
     def _close(self) -> None:
         counters = self.counters

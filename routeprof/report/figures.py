@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from routeprof.diagnose import HOT_IMBALANCE, layer_list
 from routeprof.errors import MissingExtraError, UsageError
-from routeprof.profile import Profile, tag_name
+from routeprof.profile import Profile
 from routeprof.report.summary import plain, selection
+from routeprof.tables import moe_layers, tag_name
 from routeprof.topology import Layer
 
 try:
@@ -70,7 +71,7 @@ LoadArray = np.ma.MaskedArray[tuple[int, int], np.dtype[np.float64]]
 
 def figures(profile: Profile) -> dict[str, Figure]:
     """Every figure that the recording has numbers for, by name."""
-    drawn = {"heatmap": heatmap(profile)} if _moe(profile) else {}
+    drawn = {"heatmap": heatmap(profile)} if moe_layers(profile) else {}
     if profile.layers()["imbalance_ratio"].notna().any():
         drawn["imbalance_by_layer"] = imbalance_by_layer(profile)
         drawn["experts_of_layer"] = experts_of_layer(profile)
@@ -125,7 +126,7 @@ def save(figure: Figure, target: Path | IO[str], kind: str, *, text: bool = Fals
 
 def heatmap(profile: Profile) -> Figure:
     """Load of every expert of every layer, as a multiple of the layer's mean."""
-    load, layers = load_over_mean(profile), _moe(profile)
+    load, layers = load_over_mean(profile), moe_layers(profile)
     rows, experts = load.shape
     figure = _figure(profile, "Load of every expert", height=min(max(3.6, 2.2 + 0.13 * rows), 13.0))
     axes = _axes(figure, "expert", "layer")
@@ -156,7 +157,7 @@ def heatmap(profile: Profile) -> Figure:
 
 def load_over_mean(profile: Profile) -> LoadArray:
     """Load ÷ mean, [MoE layers, experts]; masked where nothing was captured."""
-    layers = _moe(profile)
+    layers = moe_layers(profile)
     widest = max((layer.experts for _, layer in layers), default=1) or 1
     shape = (len(layers), widest)
     load: LoadArray = np.ma.MaskedArray(np.zeros(shape), mask=np.ones(shape, dtype=bool))
@@ -182,7 +183,7 @@ def imbalance_by_layer(profile: Profile) -> Figure:
         place, table["imbalance_ratio"], "o-", color=COLOURS[0], ms=4, lw=1, label="all steps"
     )
     _imbalance_axis(axes, float(most.max()))
-    _layer_ticks(axes.xaxis, _moe(profile))
+    _layer_ticks(axes.xaxis, moe_layers(profile))
     _hatch_columns(axes, profile)
     _legend(axes)
     return figure
@@ -202,7 +203,7 @@ def experts_of_layer(profile: Profile, layer: int | None = None) -> Figure:
     if not ratios or (layer is not None and layer not in ratios):
         raise UsageError("there are no counts of this layer; see the findings for the reason")
     chosen = max(ratios, key=lambda index: ratios[index]) if layer is None else layer
-    position, own = next(item for item in _moe(profile) if item[1].index == chosen)
+    position, own = next(item for item in moe_layers(profile) if item[1].index == chosen)
     counts = profile.totals.lists["counts"].sum(0)[position, : own.experts]
     order = np.argsort(-counts, kind="stable")
     few = own.experts <= MOST_TICKS
@@ -222,7 +223,7 @@ def experts_of_layer(profile: Profile, layer: int | None = None) -> Figure:
 
 def overflow_curve(profile: Profile) -> Figure:
     """What would overflow, and stay empty, at each capacity factor."""
-    table, moe = profile.overflow(), dict(_moe(profile))
+    table, moe = profile.overflow(), dict(moe_layers(profile))
     kept = [n for n in profile.captured if n in moe]
     over, slots = (profile.totals.lists[n].sum(0)[kept] for n in ("overflow", "capacity_slots"))
     counts, tokens = profile.totals.lists["counts"].sum(0)[kept], profile.totals.sums["tokens"]
@@ -300,7 +301,7 @@ def by_tag(profile: Profile) -> Figure:
         axes.plot(np.arange(len(ratios)), ratios, label=literal(tag), **style)
     most = max(float(parts[tag]["imbalance_ratio"].max()) for tag in ordered)
     _imbalance_axis(axes, most)
-    _layer_ticks(axes.xaxis, _moe(profile))
+    _layer_ticks(axes.xaxis, moe_layers(profile))
     _hatch_columns(axes, profile)
     _legend(axes)
     return figure
@@ -362,7 +363,7 @@ def _layer_ticks(axis: XAxis | YAxis, layers: Sequence[tuple[int, Layer]]) -> No
 
 def _gaps(profile: Profile) -> list[tuple[int, int, str]]:
     """Runs of MoE layers that were not captured: first row, how many, state."""
-    states = [profile.states[position] for position, _ in _moe(profile)]
+    states = [profile.states[position] for position, _ in moe_layers(profile)]
     gaps, row = [], 0
     for state, run in groupby(states):
         count = len(list(run))
@@ -373,7 +374,7 @@ def _gaps(profile: Profile) -> list[tuple[int, int, str]]:
 
 
 def _hatch_columns(axes: Axes, profile: Profile) -> None:
-    axes.set_xlim(-0.5, max(len(_moe(profile)), 1) - 0.5)
+    axes.set_xlim(-0.5, max(len(moe_layers(profile)), 1) - 0.5)
     across = axes.get_xaxis_transform()
     for first, count, state in _gaps(profile):
         axes.add_patch(Rectangle((first - 0.5, 0), count, 1, transform=across, **_HATCHED))
@@ -391,10 +392,6 @@ def _note(axes: Axes, x: float, y: float, text: str, **other: Any) -> None:
         "bbox": paper,
     }
     axes.text(x, y, text, **style, **other)
-
-
-def _moe(profile: Profile) -> list[tuple[int, Layer]]:
-    return [(n, layer) for n, layer in enumerate(profile.info.layers) if layer.kind == "moe"]
 
 
 def _log2(values: NDArray[np.float64]) -> NDArray[np.float64]:

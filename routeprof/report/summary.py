@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 
 from routeprof.diagnose import layer_list
-from routeprof.profile import State, tag_name
+from routeprof.profile import State
+from routeprof.tables import tag_name
 
 if TYPE_CHECKING:
     from routeprof.profile import Profile

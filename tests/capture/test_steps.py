@@ -385,3 +385,22 @@ def test_a_call_with_another_top_k_is_counted_as_it_ran(capture, random):
     step = Step(1, 4, [Call(0, random.integers(0, 8, (4, 5)))])
     run(capture, step)
     assert capture.snapshot(0.0).totals[0, 0, 1:9].sum() == 20
+
+
+def test_counters_follow_a_model_that_is_moved(random):
+    capture = capture_of(LAYERS)
+    steps = steps_of(random, 2)
+    run(capture, steps[0])
+    # The CPU under a second name: a device of another kind is not at hand everywhere.
+    capture.follow(torch.device("cpu", 0))
+    run(capture, steps[1])
+    holds(capture, steps)
+
+
+def test_a_move_takes_every_buffer():
+    counters = capture_of(LAYERS).counters
+    counters.move(torch.device("meta"))
+    owners = (counters, counters.constants, counters.stash)
+    buffers = [value for owner in owners for value in vars(owner).values()]
+    devices = {value.device.type for value in buffers if isinstance(value, torch.Tensor)}
+    assert devices == {"meta"}

@@ -164,6 +164,28 @@ def test_assisted_generation_counts_what_the_model_verified(record: Record):
     assert sum(tokens for _, tokens in phase_totals(profile).values()) == rows
 
 
+def test_positions_follow_the_cache_when_drafts_are_refused(record: Record):
+    tensors, assistant = prompts(batch=1, pad=0), model_of("mixtral", seed=1)
+    model, places = model_of("mixtral"), []
+
+    def note(module: nn.Module, args: Any, kwargs: Any) -> None:
+        cache = kwargs.get("cache") or kwargs.get("past_key_values")
+        past = cache.get_seq_length() if cache is not None else 0
+        places.extend(range(past, past + kwargs["input_ids"].shape[1]))
+
+    handle = model.model.register_forward_pre_hook(note, with_kwargs=True)
+    profile, _ = recorded(
+        record,
+        model,
+        lambda model: model.generate(**tensors, **GREEDY, assistant_model=assistant),
+        level="tokens",
+    )
+    handle.remove()
+    assert sorted(set(places)) != sorted(places)  # drafts were refused, and their places reused
+    assert profile.tokens(0).position.tolist() == places
+    assert set(profile.tokens(0).request) == {0}
+
+
 def test_a_further_turn_is_of_no_known_phase(mixtral: nn.Module, record: Record):
     tensors, added = prompts(batch=1, pad=0), 3
 
