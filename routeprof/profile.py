@@ -20,6 +20,7 @@ from routeprof.errors import EmptyRecordingError, LevelRequiredError, UsageError
 from routeprof.recording.fold import Key, Totals, fold
 from routeprof.recording.reader import RecordingFiles, open_recording
 from routeprof.recording.schema import RecordingInfo
+from routeprof.requests import requests_table
 from routeprof.topology import LEVELS, PHASES, Layer
 
 State = Literal["captured", "silent", "idle", "unsupported", "dense"]
@@ -253,6 +254,15 @@ class Profile:
             UsageError: there is no such MoE layer.
         """
         return read_tokens(self._detail("tokens"), self, self.layer(layer))
+
+    def requests(self) -> pd.DataFrame:
+        """What each request did, one row a request (level tokens).
+
+        Raises:
+            LevelRequiredError: the recording has no tokens.
+        """
+        self._detail("tokens")
+        return requests_table(self)
 
     def layer(self, index: int) -> Layer:
         """The MoE layer with that index.

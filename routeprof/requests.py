@@ -29,24 +29,22 @@ def requests_table(profile: Profile) -> pd.DataFrame:
     Raises:
         LevelRequiredError: the recording has no tokens.
     """
-    tokens = pd.concat([_tokens(profile, index) for index in profile.layer_indices] or [_empty()])
+    per_layer = [_tokens(profile, index) for index in profile.layer_indices]
+    tokens = pd.concat(per_layer) if per_layer else pd.DataFrame({"request": []})
     tokens = tokens[tokens["request"] >= 0]
+    if not len(tokens):
+        return pd.DataFrame(columns=REQUEST_COLUMNS)
     rows = _phases(tokens)
     counts = _counts(profile, tokens, _multi(rows))
     rows["divergence_from_all"] = np.mean(
         [drift.jensen_shannon(own, own.sum(0)) for own in counts.values()], axis=0
     )
-    rows["top_experts"] = _top_experts(counts, len(rows))
+    rows["top_experts"] = _top_experts(counts)
     rows = rows.reset_index()
     several = rows["rank"].nunique() > 1
     names = rows["request"].astype(str)
     rows["request"] = rows["rank"].astype(str) + "/" + names if several else names
     return rows[REQUEST_COLUMNS]
-
-
-def _empty() -> pd.DataFrame:
-    columns = ["layer", "rank", "request", "phase", "row"]
-    return pd.DataFrame(columns=columns).astype({"request": int})
 
 
 def _tokens(profile: Profile, index: int) -> pd.DataFrame:
@@ -101,10 +99,8 @@ def _counts(
     return counts
 
 
-def _top_experts(counts: dict[int, NDArray[np.int64]], requests: int) -> list[str]:
+def _top_experts(counts: dict[int, NDArray[np.int64]]) -> list[str]:
     names = [f"{layer}:{expert}" for layer, own in counts.items() for expert in range(own.shape[1])]
-    if not names:
-        return [""] * requests
     shares = [own / np.maximum(own.sum(1, keepdims=True), 1) for own in counts.values()]
     order = np.argsort(-np.concatenate(shares, axis=1), axis=1, kind="stable")
     return [" ".join(names[place] for place in row[:TOP_EXPERTS]) for row in order]

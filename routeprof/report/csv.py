@@ -71,14 +71,18 @@ TABLES: dict[str, Callable[[Profile], pd.DataFrame]] = {
     "overflow": lambda profile: profile.overflow(breakdown=True),
     "windows": lambda profile: profile.windows(),
     "steps": lambda profile: profile.steps(),
+    "requests": lambda profile: profile.requests(),
     "findings": findings_table,
 }
-"""Every CSV report by name; ``steps`` needs a recording of level steps."""
+"""Every CSV report by name."""
+
+LEVELS_NEEDED = {"steps": "steps", "requests": "tokens"}
+"""Reports that need more than level windows."""
 
 
 def available(profile: Profile) -> list[str]:
     """Names of the reports that this recording can give."""
-    return [name for name in TABLES if name != "steps" or profile.has("steps")]
+    return [name for name in TABLES if profile.has(LEVELS_NEEDED.get(name, "windows"))]
 
 
 def csv_text(profile: Profile, name: str) -> str:
