@@ -21,6 +21,7 @@ from routeprof.capture.layout import Layout
 from routeprof.capture.rings import StepRing, TokenRing
 from routeprof.capture.snapshot import Snapshot, StepNote, fetch_steps, fetch_tokens
 from routeprof.capture.steps import StepCapture
+from routeprof.capture.threads import stay_single
 from routeprof.capture.windows import row_columns, step_columns, token_columns, window_columns
 from routeprof.errors import InvalidTagError
 from routeprof.recording.schema import (
@@ -222,6 +223,7 @@ class Recorder:
     # -- the drain thread
 
     def _drain(self) -> None:
+        stay_single()
         while not self._stop.wait(self.info.window_seconds):
             try:
                 with self._collect_lock:

@@ -65,6 +65,11 @@ class Stash:
         self.step[block].fill_(step)
         self.used = block.stop
         self._open_flags(step)
+        # One call for all layers costs less than an index expression in each of them.
+        self._ids = self.ids[:, block].unbind()
+        if self.gate:
+            self._weights = self.weights[:, block].unbind()
+            self._logits = self.logits[:, block].unbind()
         return block
 
     def _open_flags(self, step: int) -> None:
@@ -77,23 +82,22 @@ class Stash:
         self.used = block.start
         del self.called[step:], self.gated[step:]
 
-    def put_ids(
-        self, step: int, position: int, block: slice, ids: Tensor, weights: Tensor | None
-    ) -> None:
-        """Copy one layer's ids [rows, k] and combine weights."""
+    def put_ids(self, step: int, position: int, ids: Tensor, weights: Tensor | None) -> None:
+        """Copy one layer's ids [rows, k] and combine weights for the step opened last."""
         top_k = ids.shape[1]
-        self.ids[position, block, :top_k].copy_(ids)
+        _fitting(self._ids[position], top_k).copy_(ids)
         self.called[step][position] = 1
-        if self.gate:
-            target = self.weights[position, block, :top_k]
-            if weights is None:
-                target.fill_(torch.nan)
-            else:
-                target.copy_(weights)
+        if not self.gate:
+            return
+        target = _fitting(self._weights[position], top_k)
+        if weights is None:
+            target.fill_(torch.nan)
+        else:
+            target.copy_(weights)
 
-    def put_logits(self, step: int, position: int, block: slice, logits: Tensor) -> None:
-        """Copy one layer's router output [rows, experts]."""
-        self.logits[position, block, : logits.shape[1]].copy_(logits)
+    def put_logits(self, step: int, position: int, logits: Tensor) -> None:
+        """Copy one layer's router output [rows, experts] for the step opened last."""
+        _fitting(self._logits[position], logits.shape[1]).copy_(logits)
         self.gated[step][position] = 1
 
     def drain_into(self, pending: Tensor, gate_pending: Tensor | None) -> None:
@@ -152,6 +156,11 @@ class Stash:
             block = gate_pending[first:last]
             block[:, sections["mass"]][:, : layer.experts] += mass
             block[:, sections["scalars"]] += scalars
+
+
+def _fitting(buffer: Tensor, width: int) -> Tensor:
+    """The buffer [rows, widest], cut to a layer's own width."""
+    return buffer if buffer.shape[1] == width else buffer[:, :width]
 
 
 def _gate_runs(layers: tuple[Layer, ...]) -> Iterator[tuple[int, int, Layer]]:

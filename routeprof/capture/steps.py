@@ -158,15 +158,15 @@ class StepCapture:
     def ids(self, position: int, ids: Tensor, weights: Tensor | None) -> None:
         """Note the experts that one layer call really runs; ids and weights [tokens, k]."""
         if torch.compiler.is_compiling():
-            self._direct_ids(position, ids.detach(), weights, self._valid_for(ids))
+            self._direct_ids(position, ids, weights, self._valid_for(ids))
             self.traced = True
             return
         if self._thread == threading.get_ident() and not self._implicit:
-            self._take_ids(position, ids.detach(), weights)
+            self._take_ids(position, ids, weights)
             return
         with self._lock:
             if self._joins(position, ids.shape[0], self._counted):
-                self._take_ids(position, ids.detach(), weights)
+                self._take_ids(position, ids, weights)
 
     def _take_ids(self, position: int, ids: Tensor, weights: Tensor | None) -> None:
         counters, block, step = self.counters, self._block, self._pending
@@ -176,7 +176,7 @@ class StepCapture:
             and ids.shape == (self._rows, self.layers[position].top_k)
             and not stash.called[step][position]
         ):
-            stash.put_ids(step, position, block, ids, None if weights is None else weights.detach())
+            stash.put_ids(step, position, ids, None if weights is None else weights.detach())
             if counters.token_ring is not None:
                 counters.token_ring.write(position, ids, self._valid, counters.step_on)
             return
@@ -202,7 +202,7 @@ class StepCapture:
             and logits.shape[0] == self._rows
             and not counters.stash.gated[step][position]
         ):
-            counters.stash.put_logits(step, position, block, logits)
+            counters.stash.put_logits(step, position, logits)
             return
         counters.add_gate(position, logits, self._valid_for(logits))
         self._direct = True
