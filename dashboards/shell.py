@@ -1,0 +1,160 @@
+"""The frame around the views: header, menu, controls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dash_mantine_components as dmc
+from dash import dcc, html
+
+from routeprof.dashboards.activity import Activity
+from routeprof.dashboards.components import panel
+from routeprof.dashboards.controls import control, phase_options, select_control, tag_options
+from routeprof.dashboards.source import Reading
+from routeprof.dashboards.state import ViewState
+from routeprof.dashboards.view import View
+from routeprof.dashboards.views import VIEWS
+from routeprof.profile import Profile
+
+NAVBAR: dict[str, Any] = {"width": 208, "breakpoint": "sm", "collapsed": {"mobile": True}}
+TICK_MS = 1000
+
+_COLOURS = {
+    "waiting": "gray",
+    "live": "teal",
+    "idle": "blue",
+    "paused": "yellow",
+    "quiet": "red",
+    "stopped": "gray",
+}
+
+
+def shell(name: str, title: str, reading: Reading) -> Any:
+    """The whole page without its view."""
+    return dmc.MantineProvider(
+        [
+            dcc.Location(id="url", refresh=False),
+            dcc.Store(id="version", data=reading.version),
+            dcc.Store(id="identity"),
+            dcc.Store(id="theme"),
+            dcc.Store(id="said", data=reading.activity.text),
+            dcc.Interval(id="tick", interval=TICK_MS),
+            dmc.AppShell(
+                [
+                    dmc.AppShellHeader(_header(name, title, reading)),
+                    dmc.AppShellNavbar(html.Nav(id="menu"), p="xs", **{"aria-label": "Views"}),
+                    dmc.AppShellMain(html.Div(id="page")),
+                ],
+                id="shell",
+                header={"height": {"base": 104, "md": 60}},
+                navbar=NAVBAR,
+                padding="md",
+            ),
+        ],
+        defaultColorScheme="auto",
+        theme={"primaryColor": "blue", "defaultRadius": "sm"},
+    )
+
+
+def _header(name: str, title: str, reading: Reading) -> Any:
+    model = reading.profile.info.model.name if reading.profile else ""
+    brand = html.Div(
+        [
+            dmc.Burger(id="burger", hiddenFrom="sm", size="sm", **{"aria-label": "Menu"}),
+            html.Img(src="assets/icon.svg", alt="", width=28, height=28),
+            html.Div(
+                [
+                    html.Div(title, className="brand-title"),
+                    html.Div(
+                        [html.Span(name), html.Span(model, id="model")],
+                        className="brand-name",
+                        title=f"{name} · {model}" if model else name,
+                    ),
+                ],
+                className="brand-text",
+            ),
+        ],
+        className="brand",
+    )
+    tools = html.Div(
+        [
+            select_control("phase", "Phase", phase_options(reading.profile), 132),
+            select_control("tag", "Tag", tag_options(reading.profile), 168),
+            html.Div(badge(reading.activity), id="activity", **{"aria-live": "polite"}),
+            html.Button("Pause", id="pause", className="button", type="button"),
+            dmc.ColorSchemeToggle(
+                id="scheme",
+                lightIcon=html.Span(className="icon sun"),
+                darkIcon=html.Span(className="icon moon"),
+                variant="default",
+                size="lg",
+                **{"aria-label": "Light or dark"},
+            ),
+        ],
+        className="tools",
+    )
+    return html.Div([brand, tools], className="header")
+
+
+def badge(activity: Activity) -> Any:
+    """What the engine is doing, in a word, with the explanation behind it."""
+    return dmc.Tooltip(
+        dmc.Badge(
+            activity.kind,
+            color=_COLOURS[activity.kind],
+            variant="dot" if activity.kind in ("live", "idle") else "light",
+            size="lg",
+            tabIndex=0,
+            **{"data-kind": activity.kind},
+        ),
+        label=activity.text,
+        multiline=True,
+        w=280,
+        events={"hover": True, "focus": True, "touch": True},
+    )
+
+
+def menu(active: View | None, state: ViewState) -> list[Any]:
+    """Links to the views that keep the selection."""
+    query = ViewState(phase=state.phase, tag=state.tag, layer=state.layer).query()
+    return [
+        dmc.NavLink(label=view.title, href=f"/{view.path}{query}", active=view is active)
+        for view in VIEWS
+    ]
+
+
+def page(view: View, state: ViewState, profile: Profile | None) -> list[Any]:
+    """A view before its numbers: what does not change while the recording grows."""
+    return [
+        dcc.Store(id="view", data=view.path),
+        html.Div(
+            [
+                html.Div(
+                    [html.H1(view.title), html.P(view.question, className="question")],
+                ),
+                html.Div(id="downloads", className="downloads"),
+            ],
+            className="page-head",
+        ),
+        html.Div(id="notices", **{"aria-live": "polite"}),
+        html.Div(
+            [
+                html.Div(
+                    [control(name, state, profile) for name in view.controls],
+                    className="controls",
+                ),
+                html.Div(id="cards", className="cards"),
+                html.Div(id="lead", className="panels"),
+                html.Div([panel(item) for item in view.panels], className="panels"),
+                html.Div(id="body", className="panels"),
+            ],
+            id="content",
+        ),
+    ]
+
+
+def not_found() -> list[Any]:
+    """What an unknown address shows."""
+    return [
+        html.Div([html.H1("No such view"), html.P("Choose one from the menu.")], role="alert"),
+    ]

@@ -1,0 +1,154 @@
+"""What a view is: a question, and a pure function from a profile to what the page shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from routeprof.dashboards.activity import Activity
+from routeprof.dashboards.palette import Scheme
+from routeprof.dashboards.state import ViewState, usual_factor
+from routeprof.profile import Profile
+from routeprof.topology import Layer
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a view draws from.
+
+    Attributes:
+        whole: the recording; ``profile``: what the reader selected of it.
+        now: seconds since the epoch.
+    """
+
+    whole: Profile
+    profile: Profile
+    state: ViewState
+    scheme: Scheme
+    activity: Activity
+    now: float
+
+    @cached_property
+    def layers(self) -> pd.DataFrame:
+        """``Profile.layers`` of the selection."""
+        return self.profile.layers()
+
+    @cached_property
+    def absent(self) -> dict[int, str]:
+        """State of each MoE layer that has no counts in the selection, by its index."""
+        pairs = zip(self.profile.info.layers, self.profile.states, strict=True)
+        return {layer.index: state for layer, state in pairs if state not in ("captured", "dense")}
+
+    @cached_property
+    def layer(self) -> Layer | None:
+        """The layer to look at: the chosen one, else the worst."""
+        if self.state.layer is not None:
+            return self.whole.layer(self.state.layer)
+        ratios = column(self.layers, "imbalance_ratio")
+        if has_values(ratios):
+            return self.whole.layer(int(self.layers["layer"].iloc[int(np.nanargmax(ratios))]))
+        return next((layer for layer in self.whole.info.layers if layer.kind == "moe"), None)
+
+    @property
+    def factor(self) -> float | None:
+        """The chosen capacity factor, else the usual one."""
+        if self.state.factor is not None:
+            return self.state.factor
+        return usual_factor(self.whole)
+
+    @property
+    def selection(self) -> str:
+        """The selection in words, to begin a caption with."""
+        phase = self.state.phase or "all phases"
+        return f"{phase}, {f'tag {self.state.tag}' if self.state.tag else 'all tags'}"
+
+    def row(self, layer: Layer) -> Mapping[str, Any]:
+        """The layer's row of ``layers``."""
+        rows = self.layers[self.layers["layer"] == layer.index]
+        return {str(name): value for name, value in rows.iloc[0].items()} if len(rows) else {}
+
+
+@dataclass(frozen=True)
+class Card:
+    """A key figure.
+
+    Attributes:
+        name: of its definition.
+        note: small print below the value.
+        tone: ``bad`` draws the eye.
+    """
+
+    name: str
+    value: str
+    note: str = ""
+    tone: str = ""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A place for a figure; ``label`` says to a screen reader what it shows."""
+
+    name: str
+    title: str
+    label: str
+    height: int = 340
+    wide: bool = True
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A figure, what to know about it, and its numbers."""
+
+    figure: go.Figure
+    caption: str
+    table: pd.DataFrame
+
+
+@dataclass(frozen=True)
+class Content:
+    """Everything on a view that depends on the recording.
+
+    Attributes:
+        lead, body: what stands above and below the figures.
+    """
+
+    panels: Mapping[str, Filled]
+    cards: Sequence[Card] = ()
+    lead: Sequence[Any] = ()
+    body: Sequence[Any] = ()
+
+
+@dataclass(frozen=True)
+class View:
+    """One page of the dashboard.
+
+    Attributes:
+        path: its address, without the slash.
+        question: what it answers.
+        reports: CSV reports that hold its numbers.
+        controls: names of ViewState that it lets the reader choose.
+    """
+
+    path: str
+    title: str
+    question: str
+    reports: tuple[str, ...]
+    panels: tuple[Panel, ...]
+    fill: Callable[[Context], Content]
+    controls: tuple[str, ...] = field(default=())
+
+
+def has_values(values: Any) -> bool:
+    """Whether at least one value is known."""
+    return bool(len(values)) and bool(np.isfinite(np.asarray(values, dtype=float)).any())
+
+
+def column(frame: pd.DataFrame, name: str) -> Any:
+    """A column as floats, NaN where there is no value."""
+    return frame[name].astype("Float64").to_numpy(dtype=float, na_value=np.nan)

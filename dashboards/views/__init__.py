@@ -1,0 +1,21 @@
+"""The views, in the order of the menu. A new one needs its module and a line here."""
+
+from __future__ import annotations
+
+from routeprof.dashboards.view import View
+from routeprof.dashboards.views import health, heatmap, layer, overflow, overview, timeline
+
+VIEWS: tuple[View, ...] = (
+    overview.VIEW,
+    heatmap.VIEW,
+    layer.VIEW,
+    timeline.VIEW,
+    overflow.VIEW,
+    health.VIEW,
+)
+
+
+def view_at(pathname: str | None) -> View | None:
+    """The view with that address; the first for the bare address, None for an unknown one."""
+    path = (pathname or "").strip("/")
+    return next((view for view in VIEWS if view.path == path), None if path else VIEWS[0])

@@ -1,0 +1,323 @@
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import routeprof
+from routeprof.dashboards import create_app
+from routeprof.dashboards.palette import PALETTES, Scheme
+from routeprof.dashboards.serve import make_server
+from routeprof.dashboards.views import VIEWS
+from routeprof.report.csv import csv_text
+from tests.dashboards.made import HOSTILE, LONG, Writer
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+expect = playwright.expect
+
+pytestmark = pytest.mark.browser
+
+CHROMIUM = Path("/usr/bin/chromium")
+ARGUMENTS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
+    "--disable-background-networking --disable-component-update --disable-sync"
+).split()
+
+
+@pytest.fixture(scope="module")
+def browser(serve: Callable[[Path], str]) -> Iterator[Any]:
+    """Chromium; it is closed before the servers, whose connections it holds."""
+    if not CHROMIUM.exists():
+        pytest.skip(f"there is no {CHROMIUM}")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def serve() -> Iterator[Callable[[Path], str]]:
+    servers: list[tuple[Any, threading.Thread]] = []
+
+    def start(path: Path) -> str:
+        server = make_server(create_app(path), port=0)
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        servers.append((server, thread))
+        return f"http://127.0.0.1:{server.effective_port}"
+
+    yield start
+    for server, thread in servers:
+        server.close()
+        thread.join(timeout=10)
+
+
+@pytest.fixture(scope="module")
+def url(serve: Callable[[Path], str], recorded: Path) -> str:
+    return serve(recorded)
+
+
+@pytest.fixture(scope="module")
+def window(browser: Any) -> Iterator[Any]:
+    """One window for most tests: its cache saves loading the scripts again."""
+    context = browser.new_context()
+    context.set_default_timeout(15_000)
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def open_page(window: Any) -> Iterator[Callable[..., Any]]:
+    """Opens a page, and afterwards asserts that it was quiet and kept to this machine."""
+    complaints: list[str] = []
+    requests: list[str] = []
+
+    def start(scheme: Scheme = "light", width: int = 1280, height: int = 900) -> Any:
+        page = window.new_page()
+        page.set_viewport_size({"width": width, "height": height})
+        page.emulate_media(color_scheme=scheme)
+        page.on("request", lambda request: requests.append(request.url))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda message: listen(message.type, message.text))
+        return page
+
+    def listen(kind: str, text: str) -> None:
+        if kind in ("error", "warning"):
+            complaints.append(text)
+
+    yield start
+    for page in window.pages:
+        page.close()
+    assert not complaints
+    own = re.compile(r"(http://127\.0\.0\.1:|data:|blob:)")
+    elsewhere = [url for url in requests if not own.match(url)]
+    assert not elsewhere
+
+
+def drawn(page: Any, number: int) -> None:
+    """Wait until all figures of a view have come."""
+    page.wait_for_function(
+        """number => {
+            const plots = [...document.querySelectorAll(".js-plotly-plot")];
+            return plots.length === number && plots.every(plot => plot._fullLayout?.uirevision);
+        }""",
+        arg=number,
+    )
+
+
+def ticks(page: Any) -> Any:
+    """A label on a figure's axis."""
+    return page.locator(".js-plotly-plot .xtick text").first
+
+
+def rgb(colour: str) -> str:
+    """``#2b3138`` as the browser says it."""
+    parts = ", ".join(str(int(colour[place : place + 2], 16)) for place in (1, 3, 5))
+    return f"rgb({parts})"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_view_in_both_schemes(
+    open_page: Callable[..., Any], url: str, scheme: Scheme
+) -> None:
+    page = open_page(scheme)
+    page.goto(f"{url}/")
+    for view in VIEWS:
+        page.get_by_role("link", name=view.title, exact=True).click()
+        expect(page.get_by_role("heading", name=view.title, exact=True)).to_be_visible()
+        expect(page.get_by_text(view.question)).to_be_visible()
+        drawn(page, len(view.panels))
+        for panel in view.panels:
+            expect(page.get_by_role("img", name=panel.label)).to_be_visible()
+        expect(ticks(page)).to_have_css("fill", rgb(PALETTES[scheme].ink))
+        assert page.locator("[data-title*='hare'], [data-title*='loud']").count() == 0
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert page.title() == "made-up · routeprof"
+
+
+def test_narrow_screens_do_not_scroll_sideways(open_page: Callable[..., Any], url: str) -> None:
+    page = open_page(width=390, height=844)
+    page.goto(f"{url}/")
+    for view in VIEWS:
+        page.get_by_role("button", name="Menu").click()
+        page.get_by_role("link", name=view.title, exact=True).click()
+        expect(page.get_by_role("heading", name=view.title, exact=True)).to_be_visible()
+        expect(page.get_by_role("link", name=view.title, exact=True)).not_to_be_in_viewport()
+        drawn(page, len(view.panels))
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_the_scheme_button_changes_page_and_figures(
+    open_page: Callable[..., Any], url: str
+) -> None:
+    page = open_page("light")
+    page.goto(f"{url}/timeline")
+    drawn(page, 2)
+    expect(ticks(page)).to_have_css("fill", rgb(PALETTES["light"].ink))
+    page.get_by_role("button", name="Light or dark").click()
+    expect(page.locator("html")).to_have_attribute("data-mantine-color-scheme", "dark")
+    expect(ticks(page)).to_have_css("fill", rgb(PALETTES["dark"].ink))
+    page.reload()
+    expect(page.locator("html")).to_have_attribute("data-mantine-color-scheme", "dark")
+    page.evaluate("localStorage.clear()")
+
+
+def test_download_is_byte_equal_to_the_report(
+    open_page: Callable[..., Any], url: str, recorded: Path
+) -> None:
+    page = open_page()
+    for address, name, selection in [
+        ("/", "layers", {}),
+        ("/heatmap?phase=decode", "experts", {"phase": "decode"}),
+        ("/overflow?tag=code", "overflow", {"tag": "code"}),
+    ]:
+        page.goto(f"{url}{address}")
+        with page.expect_download() as waiting:
+            page.get_by_role("link", name=f"{name}.csv").click()
+        profile = routeprof.load(recorded).select(**selection)
+        assert waiting.value.suggested_filename == f"{name}.csv"
+        assert Path(waiting.value.path()).read_bytes() == csv_text(profile, name).encode()
+
+
+def test_the_address_holds_the_state(open_page: Callable[..., Any], url: str) -> None:
+    page = open_page()
+    page.goto(f"{url}/layer?phase=decode&layer=2&order=load")
+    expect(page.get_by_text("Layer 2, decode, all tags")).to_be_visible()
+    expect(page.get_by_role("textbox", name="Phase")).to_have_value("decode")
+    page.get_by_role("textbox", name="Phase").click()
+    page.get_by_role("option", name="prefill").click()
+    expect(page).to_have_url(re.compile(r"/layer\?phase=prefill&layer=2&order=load$"))
+    expect(page.get_by_text("Layer 2, prefill, all tags")).to_be_visible()
+    page.go_back()
+    expect(page.get_by_text("Layer 2, decode, all tags")).to_be_visible()
+    expect(page.get_by_role("textbox", name="Phase")).to_have_value("decode")
+    page.get_by_role("link", name="Overflow", exact=True).click()
+    expect(page).to_have_url(re.compile(r"/overflow\?phase=decode&layer=2$"))
+    page.get_by_role("slider", name="Capacity factor").press("ArrowRight")
+    expect(page).to_have_url(re.compile(r"factor=2"))
+    expect(page.get_by_text("Each layer at capacity factor 2, decode")).to_be_visible()
+
+
+def test_nonsense_in_the_address_is_a_notice(open_page: Callable[..., Any], url: str) -> None:
+    page = open_page()
+    page.goto(f"{url}/heatmap?layer=99&phase=%3Cb%3E&file=../../etc/passwd")
+    expect(page.get_by_role("alert")).to_have_count(3)
+    expect(page.get_by_text("Ignored phase=<b>")).to_be_visible()
+    drawn(page, 1)
+    page.goto(f"{url}/../../etc/passwd")
+    expect(page.get_by_text("No such view")).to_be_visible()
+
+
+def test_a_click_on_the_heatmap_opens_the_layer(open_page: Callable[..., Any], url: str) -> None:
+    page = open_page()
+    page.goto(f"{url}/heatmap?phase=decode")
+    drawn(page, 1)
+    box = page.locator(".js-plotly-plot .nsewdrag").first.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 3, box["y"] + 15)
+    expect(page.locator(".hoverlayer")).to_contain_text("layer 1")
+    page.mouse.click(box["x"] + box["width"] / 3, box["y"] + 15)
+    expect(page).to_have_url(re.compile(r"/layer\?phase=decode&layer=1$"))
+    expect(page.get_by_text("Layer 1, decode, all tags")).to_be_visible()
+
+
+def test_numbers_unfold_and_missing_ones_are_dashes(
+    open_page: Callable[..., Any], url: str
+) -> None:
+    page = open_page()
+    page.goto(f"{url}/health")
+    drawn(page, 1)
+    page.get_by_role("button", name="Numbers", exact=True).click()
+    row = page.locator(".ag-row", has_text="silent")
+    expect(row.locator("[col-id='tokens']")).to_have_text("–")
+    expect(row.locator("[col-id='assignments']")).to_have_text("–")
+    expect(row.locator("[col-id='coverage']")).to_have_text("0.00%")
+    captured = page.locator(".ag-row", has_text="captured").first
+    expect(captured.locator("[col-id='tokens']")).to_have_text("1,088")
+
+
+def test_hostile_names_are_text(open_page: Callable[..., Any], url: str) -> None:
+    page = open_page()
+    page.goto(f"{url}/overview")
+    expect(page.get_by_text(f"no router found in {HOSTILE}")).to_be_visible()
+    expect(page.locator("#model")).to_have_text(f"model {HOSTILE}")
+    page.get_by_role("textbox", name="Tag").click()
+    page.get_by_role("option", name=HOSTILE).click()
+    expect(page.get_by_text(f"tag {HOSTILE}").first).to_be_visible()
+    page.get_by_role("textbox", name="Tag").click()
+    page.get_by_role("option", name=LONG).click()
+    expect(page.get_by_text(f"tag {LONG}").first).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.locator("img[src='x']").count() == 0
+    assert page.title() == "made-up · routeprof"
+
+
+def test_terms_are_explained(open_page: Callable[..., Any], url: str) -> None:
+    page = open_page()
+    page.goto(f"{url}/overview")
+    page.locator("#cards .why").nth(3).focus()
+    expect(page.get_by_role("tooltip")).to_contain_text("Load of the hottest expert")
+
+
+def test_live_updates_and_the_pause_button(
+    open_page: Callable[..., Any], serve: Callable[[Path], str], writer: Writer
+) -> None:
+    page = open_page()
+    page.goto(f"{serve(writer.path)}/overview")
+    tokens = page.locator("#cards .card", has_text="Tokens").first.locator(".card-value")
+    expect(tokens).to_have_text("–")
+    for total in ("256", "512"):
+        writer.write("prefill")
+        expect(tokens).to_have_text(total, timeout=2000)
+    expect(page.locator("#activity")).to_have_text("live")
+    writer.write("decode", "new tag")
+    page.get_by_role("textbox", name="Tag").click()
+    expect(page.get_by_role("option", name="new tag")).to_be_visible(timeout=2000)
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Pause").click()
+    expect(page.get_by_role("button", name="Resume")).to_be_visible()
+    writer.write("prefill")
+    page.get_by_role("button", name="Resume").click()
+    expect(tokens).to_have_text("1,024", timeout=2000)
+    writer.stop()
+    expect(page.locator("#activity")).to_have_text("stopped", timeout=2000)
+
+
+def test_the_zoom_survives_new_windows(
+    open_page: Callable[..., Any], serve: Callable[[Path], str], writer: Writer
+) -> None:
+    writer.write()
+    page = open_page()
+    page.goto(f"{serve(writer.path)}/overview")
+    drawn(page, 1)
+    plot = page.locator(".js-plotly-plot .nsewdrag").first
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    middle = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + 50, middle)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 250, middle + 5, steps=5)
+    page.mouse.up()
+    ticks = "() => document.querySelector('.js-plotly-plot')._fullLayout.xaxis.range[1]"
+    page.wait_for_function(f"({ticks})() < 5")
+    zoomed = page.evaluate(ticks)
+    writer.write()
+    expect(page.get_by_text("in 8 steps")).to_be_visible(timeout=3000)
+    assert page.evaluate(ticks) == zoomed
+
+
+def test_an_empty_directory_says_so_and_wakes_up(
+    open_page: Callable[..., Any], serve: Callable[[Path], str], tmp_path: Path
+) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    page = open_page()
+    page.goto(f"{serve(place)}/heatmap")
+    expect(page.get_by_role("alert")).to_contain_text("no recording.json")
+    expect(page.get_by_role("heading", name="Experts by layer")).to_be_hidden()
+    Writer(place).write()
+    drawn(page, 1)
+    expect(page.get_by_role("alert")).to_have_count(0)

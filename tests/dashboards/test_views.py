@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import routeprof
+from routeprof.dashboards.components import term
+from routeprof.dashboards.definitions import DEFINITIONS
+from routeprof.dashboards.drawing import click_target, draw, revision
+from routeprof.dashboards.state import ViewState
+from routeprof.dashboards.view import Context, View
+from routeprof.dashboards.views import VIEWS, health, heatmap, layer, overflow, overview, timeline
+from routeprof.dashboards.views import view_at as at
+from routeprof.report.csv import TABLES
+from tests.dashboards.made import EXPERTS, FACTORS, HOSTILE, LONG, Writer
+
+Make = Callable[..., Context]
+
+SELECTIONS = [
+    {},
+    {"phase": "decode"},
+    {"tag": "code", "order": "load"},
+    {"phase": "prefill", "tag": HOSTILE, "measure": "mass"},
+    {"tag": LONG, "measure": "share"},
+    {"layer": 3},
+    {"layer": 4},
+    {"layer": 6, "factor": 2.0},
+]
+
+
+def text_of(component: Any) -> str:
+    return json.dumps(component, default=lambda item: item.to_plotly_json(), ensure_ascii=False)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("selection", SELECTIONS, ids=lambda chosen: "-".join(chosen) or "all")
+@pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.path)
+def test_every_view_of_every_selection(
+    view: View, selection: dict[str, Any], scheme: str, context: Make
+) -> None:
+    content = view.fill(context(scheme, **selection))
+    assert set(content.panels) == {panel.name for panel in view.panels}
+    for filled in content.panels.values():
+        assert filled.figure.data or filled.figure.layout.annotations[0].text
+        assert set(filled.table.columns) <= set(DEFINITIONS)
+        filled.figure.to_json()
+    assert {card.name for card in content.cards} <= set(DEFINITIONS)
+    assert "NaN" not in text_of(list(content.body))
+    assert not any("nan" in card.value + card.note for card in content.cards)
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.path)
+def test_views_are_complete(view: View) -> None:
+    assert view.question.endswith("?")
+    assert set(view.reports) <= set(TABLES)
+    assert all(panel.label and panel.title for panel in view.panels)
+    assert at(f"/{view.path}") is view
+
+
+def test_addresses() -> None:
+    assert at("/") is at(None) is VIEWS[0]
+    assert at("/../../etc/passwd") is None
+    assert at("/nonsense") is None
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.path)
+def test_a_recording_without_a_window(view: View, writer: Writer) -> None:
+    profile = routeprof.load(writer.path)
+    activity = routeprof.dashboards.source.Source(writer.path).read().activity
+    content = view.fill(Context(profile, profile, ViewState(), "light", activity, 0.0))
+    for filled in content.panels.values():
+        assert filled.figure.layout.annotations[0].text
+
+
+def test_heatmap_leaves_uncaptured_layers_empty_and_names_them(context: Make) -> None:
+    filled = heatmap.heatmap(context())
+    trace = filled.figure.data[0]
+    assert list(trace.y) == ["6", "5 · idle", "4 · unsupported", "3 · silent", "2", "1"]
+    assert np.isnan(trace.z[1:4]).all()
+    assert np.isfinite(trace.z[[0, 4, 5]]).all()
+    assert set(filled.table["layer"]) == {1, 2, 6}
+
+
+def test_heatmap_values_are_those_of_the_report(context: Make) -> None:
+    view = context(phase="decode", order="load")
+    trace = heatmap.heatmap(view).figure.data[0]
+    experts = view.profile.experts()
+    own = experts[experts["layer"] == 6].sort_values("tokens", ascending=False, kind="stable")
+    assert trace.text[0].tolist() == own["expert"].tolist()
+    np.testing.assert_allclose(trace.customdata[0], own["load_over_mean"], rtol=1e-6)
+
+
+def test_layer_shows_the_worst_unless_told(context: Make) -> None:
+    view = context()
+    table = view.profile.layers()
+    assert view.layer is not None
+    assert view.layer.index == table.loc[table["imbalance_ratio"].idxmax(), "layer"]
+    experts = layer.experts(view, view.layer)
+    assert experts.table["expert_tokens"].sum() == table.loc[5, "assignments"]
+    assert len(experts.figure.data[0].y) == EXPERTS
+
+
+def test_layer_that_was_not_captured_says_so(context: Make) -> None:
+    content = layer.fill(context(layer=3))
+    assert content.cards[0].value == "silent"
+    assert "not zero" in content.panels["experts"].figure.layout.annotations[0].text
+    reason = layer.fill(context(layer=4)).cards[0].note
+    assert HOSTILE in reason
+
+
+def test_timeline_adds_up(context: Make) -> None:
+    view = context()
+    table = timeline.series(view.profile, 6)
+    assert len(table) == 8
+    assert (table["imbalance_worst"] >= table["imbalance_median"]).all()
+    assert table["token_rate"].sum() == pytest.approx(view.layers["tokens"].max())
+    assert table["steps"].sum() == view.layers["steps"].max()
+
+
+def test_timeline_breaks_where_nothing_was_routed() -> None:
+    table = pd.DataFrame({"time": [1.0, 2.0, 60.0], "token_rate": [5.0, 6.0, 7.0]})
+    drawn = timeline.with_gaps(table, 1.0)
+    assert drawn["token_rate"].isna().tolist() == [False, False, True, False]
+    assert timeline.with_gaps(table.head(2), 1.0) is not drawn
+
+
+def test_overflow_of_all_layers_is_that_of_the_report(context: Make) -> None:
+    view = context(factor=1.0)
+    report = view.profile.overflow()
+    every = overflow.over_factors(view, report)
+    assert every["capacity_factor"].tolist() == list(FACTORS)
+    at_one = report[report["capacity_factor"] == 1.0]
+    routed = view.layers["assignments"].sum()
+    assert every["overflow_rate"].iloc[0] == at_one["overflow_assignments"].sum() / routed
+    assert every["overflow_worst"].iloc[0] == at_one["overflow_rate"].max()
+    # At a factor of 1 there are about as many slots as assignments: what overflows is missing.
+    assert every["padding_rate"].iloc[0] == pytest.approx(every["overflow_rate"].iloc[0], abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("happened", "verb"),
+    [
+        ([False, False], "would overflow"),
+        ([True, True], "overflowed"),
+        ([True, False], "overflowed or would overflow"),
+    ],
+)
+def test_only_what_was_dropped_overflowed(happened: list[bool], verb: str) -> None:
+    assert overflow.verb(pd.DataFrame({"happened": happened})) == verb
+
+
+def test_overview_puts_the_worst_first(context: Make) -> None:
+    worst = overview.worst_layers(context())
+    assert worst["imbalance_ratio"].is_monotonic_decreasing
+    assert set(worst["layer"]) == {1, 2, 6}
+    cards = {card.name: card for card in overview.cards(context())}
+    assert cards["captured_layers"].value == "3 of 6"
+    assert cards["captured_layers"].tone == "bad"
+
+
+def test_health_tells_states_apart_and_never_invents_zeros(context: Make) -> None:
+    table = health.layer_table(context()).set_index("layer")
+    assert table["state"].to_dict() == {
+        1: "captured",
+        2: "captured",
+        3: "silent",
+        4: "unsupported",
+        5: "idle",
+        6: "captured",
+    }
+    assert table.loc[[3, 4, 5], ["tokens", "assignments", "invalid"]].isna().all(axis=None)
+    ranks = health.ranks(context())
+    assert ranks["problems"].tolist() == ["missed passes: 2"]
+    assert ranks["own_cost"].tolist() == [pytest.approx(0.08)]
+
+
+def test_text_of_the_recording_stays_text(context: Make) -> None:
+    """Markup may only be in children, which the browser shows as text."""
+    for view in VIEWS:
+        content = view.fill(context(tag=HOSTILE, layer=2))
+        for filled in content.panels.values():
+            assert "<img" not in filled.figure.to_json()
+        assert "dangerouslySetInnerHTML" not in text_of(list(content.body))
+
+
+# -- drawing
+
+
+def test_draw_sends_rows_only_of_unfolded_tables(context: Make) -> None:
+    values = draw(layer.VIEW, context(), ["experts", "steps", "gone"], {"experts"}, ["ignored"])
+    notices, cards, _, _, figures, captions, columns, rows, links, hidden = values
+    assert len(notices) == 1
+    assert len(cards) == 7
+    assert len(figures) == len(captions) == 3
+    assert len(rows[0]) == EXPERTS
+    assert columns[1] is rows[1] is figures[2]  # no update
+    assert [link.href for link in links] == ["/csv/experts.csv", "/csv/layers.csv"]
+    assert hidden is False
+
+
+def test_draw_of_nothing_hides_the_content() -> None:
+    values = draw(overview.VIEW, None, ["imbalance"], set(), ["There is no recording."])
+    assert values[-1] is True
+    assert "There is no recording." in text_of(values[0])
+
+
+def test_an_empty_selection_is_said(context: Make) -> None:
+    base = context()
+    nothing = base.whole.select(phase="decode").select(tag="code")
+    only = nothing.select(phase="decode")
+    totals = routeprof.profile.tables.only_keys(only.totals, lambda key: False)
+    empty = routeprof.profile.replace(only, totals=totals)
+    view = Context(base.whole, empty, base.state, "light", base.activity, base.now)
+    for item in VIEWS:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            values = draw(item, view, [panel.name for panel in item.panels], set(), [])
+        assert "Nothing was recorded" in text_of(values[0])
+
+
+def test_the_zoom_survives_a_new_window_and_not_another_measure() -> None:
+    view = heatmap.VIEW
+    assert revision(view, ViewState()) == revision(view, ViewState(phase="decode"))
+    assert revision(view, ViewState()) != revision(view, ViewState(measure="share"))
+
+
+@pytest.mark.parametrize(
+    ("point", "target"),
+    [
+        ({"x": 3, "y": "12", "z": 1.0}, 12),
+        ({"x": 3, "y": "4 · silent", "z": None}, 4),
+        ({"x": 7, "y": 1.5}, 7),
+        ({"x": "8–15", "y": 3}, None),
+        ({}, None),
+    ],
+)
+def test_click_target(point: dict[str, Any], target: int | None) -> None:
+    assert click_target({"points": [point]}) == target
+    assert click_target({"points": []}) is None
+
+
+def test_each_term_explains_itself() -> None:
+    shown = text_of(term("imbalance_ratio"))
+    assert DEFINITIONS["imbalance_ratio"].text in shown
+
+
+def test_the_path_of_the_test_recording_is_in_no_view(context: Make, recorded: Path) -> None:
+    for view in VIEWS:
+        assert str(recorded) not in text_of(list(view.fill(context()).body))
