@@ -167,12 +167,15 @@ class RoutingCounters:
         self.expected[slot, 1] += steps
 
     def _fold(self, rows: Tensor, slots: Tensor, steps: Tensor | int) -> None:
-        """Add step rows [steps, layers, width] to the totals of their slots [steps]."""
+        """Add step rows [steps, layers, width] to the totals of their slot; slots [steps] agree."""
+        slot = slots[:1]
         statistics, ratio = kernels.step_statistics(rows, self.layout, self.constants)
-        self.totals.index_add_(0, slots, statistics)
-        self.imbalance_max.scatter_reduce_(0, slots[:, None].expand_as(ratio), ratio, "amax")
+        self.totals.index_add_(0, slot, statistics[None])
+        self.imbalance_max.scatter_reduce_(
+            0, slot[:, None].expand(1, len(ratio)), ratio[None], "amax"
+        )
         if self.gate_totals is not None and self.gate_pending is not None:
-            self.gate_totals.index_add_(0, slots[-1:], self.gate_pending[None])
+            self.gate_totals.index_add_(0, slot, self.gate_pending[None])
             self.gate_pending.zero_()
         if self.step_ring is not None:
             self.step_ring.write(rows, slots, steps)

@@ -87,7 +87,6 @@ class StepConstants:
         top_k = [layer.top_k for layer in layout.layers]
         self.experts = torch.tensor(experts, device=device)
         self.top_k = torch.tensor(top_k, device=device)
-        self.powers = 2 ** torch.arange(GEMM_BUCKETS - 1, device=device)
         numerators = torch.tensor([f.numerator for f in layout.factors], device=device)
         denominators = torch.tensor([f.denominator for f in layout.factors], device=device)
         # capacity = ceil(factor · tokens · k / experts), in whole numbers.
@@ -106,8 +105,8 @@ def step_statistics(
         rows: int64 [steps, layers, width], step rows.
 
     Returns:
-        int64 [steps, layers, int_width] (columns as in ``layout.sections``) to be added up, and
-        the step's max / mean load, float64 [steps, layers] (0 where the layer saw nothing).
+        int64 [layers, int_width], columns as in ``layout.sections``, summed over the steps; and
+        the largest max / mean load of any step, float64 [layers] (0 where a layer saw nothing).
     """
     counts = rows[..., 1 : layout.experts + 1] * constants.exists
     tokens = rows[..., layout.tokens_column]
@@ -117,32 +116,43 @@ def step_statistics(
     ratio = max_load * constants.experts / total.clamp(min=1).double()
     overflow, capacity = _overflow(counts, tokens, layout, constants)
     pieces = [
-        rows,
-        max_load[..., None],
+        rows.sum(0),
+        max_load.sum(0)[:, None],
         _imbalance_histogram(ratio, torch.where(total > 0, tokens, 0), layout),
         _gemm_histogram(counts, called, constants),
-        overflow,
-        (overflow > 0).long(),
-        capacity,
+        overflow.sum(0),
+        (overflow > 0).sum(0),
+        capacity.sum(0),
     ]
-    return torch.cat(pieces, dim=-1), ratio
+    return torch.cat(pieces, dim=-1), ratio.amax(0)
 
 
 def _imbalance_histogram(ratio: Tensor, weight: Tensor, layout: Layout) -> Tensor:
-    """Token-weighted one-hot of each step's imbalance bin, [steps, layers, bins]."""
+    """Tokens by imbalance bin, [layers, bins]; ratio and weight are [steps, layers]."""
     octaves = torch.log2(ratio.clamp(min=1.0))
     # The small shift keeps exact powers of two in the bin that they open.
     bins = (octaves * BINS_PER_OCTAVE + 1e-9).long().clamp(max=layout.imbalance_bins - 1)
-    histogram = weight.new_zeros((*weight.shape, layout.imbalance_bins))
-    return histogram.scatter_add_(-1, bins[..., None], weight[..., None])
+    histogram = weight.new_zeros(weight.shape[1], layout.imbalance_bins)
+    return histogram.scatter_add_(1, bins.T, weight.T)
 
 
 def _gemm_histogram(counts: Tensor, called: Tensor, constants: StepConstants) -> Tensor:
-    """Experts by the size of their GEMM in each step, [steps, layers, buckets]."""
-    buckets = torch.bucketize(counts, constants.powers, right=True)
+    """Experts by the size of their GEMM in each step, [layers, buckets].
+
+    Args:
+        counts: [steps, layers, experts]; called: [steps, layers], 1 where the layer ran.
+    """
+    # The exponent of c as a float is floor(log2 c) + 1023: no comparison with each power of two.
+    exponent = counts.double().view(torch.int64) >> 52
+    buckets = (exponent - 1022).clamp(min=0)
     source = constants.exists * called[..., None]
-    histogram = counts.new_zeros((*called.shape, GEMM_BUCKETS))
-    return histogram.scatter_add_(-1, buckets, source)
+    layers = counts.shape[1]
+    histogram = counts.new_zeros(layers, GEMM_BUCKETS)
+    return histogram.scatter_add_(
+        1,
+        buckets.transpose(0, 1).reshape(layers, -1),
+        source.transpose(0, 1).reshape(layers, -1),
+    )
 
 
 def _overflow(

@@ -2,46 +2,49 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-import torch
-
-from routeprof.capture.threads import stay_single
 
 TASKS = Path("/proc/self/task")
 
+PROGRAM = """
+import threading
+from pathlib import Path
+import torch
+from routeprof.capture.threads import stay_single
 
-def on_a_thread(work: Callable[[], int]) -> int:
-    """What ``work`` returns on a thread of its own."""
-    results: list[int] = []
-    thread = threading.Thread(target=lambda: results.append(work()))
+torch.set_num_threads(2)
+big = torch.ones(2_000_000)
+
+def pool():
+    before = len(list(Path("/proc/self/task").iterdir()))
+    big.add(1)
+    return len(list(Path("/proc/self/task").iterdir())) - before
+
+def on_a_thread(prepare):
+    def run():
+        prepare()
+        print(pool())
+    thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    return results[0]
+
+pool()  # this thread's own
+on_a_thread(stay_single)
+on_a_thread(lambda: None)
+print(torch.get_num_threads())
+"""
 
 
 @pytest.mark.skipif(not TASKS.exists(), reason="counts threads through /proc")
 def test_operators_of_a_single_thread_start_no_pool():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    big = torch.ones(2_000_000)
-
-    def pool() -> int:
-        before = len(list(TASKS.iterdir()))
-        big.add(1)
-        return len(list(TASKS.iterdir())) - before
-
-    def single() -> int:
-        stay_single()
-        return pool()
-
-    try:
-        pool()  # this thread's own, so that nobody else's is taken for it
-        assert on_a_thread(single) == 0
-        assert on_a_thread(pool) == 1  # what happens without
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(threads)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
+    )
+    single, ordinary, engine = map(int, done.stdout.split())
+    assert ordinary == 1  # what happens without
+    assert single == 0
+    assert engine == 2
