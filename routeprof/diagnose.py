@@ -155,7 +155,7 @@ _PROBLEMS: dict[str, tuple[Severity, str, str]] = {
     ),
     "write_failures": (
         "warning",
-        "{} times a window could not be written",
+        "a window could not be written at once, {} times",
         "check the disk; the counts were kept and written later if the run went on",
     ),
     "lost_windows": (

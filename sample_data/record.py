@@ -21,6 +21,7 @@ def record_prompts(
     directory: Path,
     *,
     level: str = "windows",
+    window: float = 1.0,
     new_tokens: int = NEW_TOKENS,
     name: str = "sample model",
     done: Callable[[str], None] = lambda kind: None,
@@ -34,7 +35,8 @@ def record_prompts(
 
     from routeprof.hooks.transformers import record
 
-    with torch.inference_mode(), record(model, directory, level=level, name=name) as recording:
+    options: dict[str, Any] = {"level": level, "window": window, "name": name}
+    with torch.inference_mode(), record(model, directory, **options) as recording:
         for kind in (*PROMPT_KINDS, "mixed"):
             with recording.tag(kind):
                 # Greedy text of so small a model runs in circles.
@@ -53,7 +55,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="directory of the recording")
     arguments = parser.parse_args()
     name = "sample model" if arguments.model == MODEL_DIR else arguments.model.name
-    record_prompts(load_model(arguments.model), arguments.out, name=name, done=print)
+    model = load_model(arguments.model)
+    record_prompts(model, arguments.out, window=0.25, name=name, done=print)
 
 
 if __name__ == "__main__":

@@ -19,10 +19,13 @@ from routeprof.capture.threads import stay_single
 torch.set_num_threads(2)
 big = torch.ones(2_000_000)
 
+def threads():
+    return set(Path("/proc/self/task").iterdir())
+
 def pool():
-    before = len(list(Path("/proc/self/task").iterdir()))
+    before = threads()
     big.add(1)
-    return len(list(Path("/proc/self/task").iterdir())) - before
+    return len(threads() - before)
 
 def on_a_thread(prepare):
     def run():
