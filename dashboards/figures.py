@@ -5,7 +5,7 @@ Heatmaps and figures by layer have modules of their own: ``heatmaps`` and ``laye
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -153,9 +153,8 @@ def lines(
     if at is not None:
         figure.add_vline(x=at, line={"color": PALETTES[scheme].faint, "width": 1})
     figure.update_xaxes(title_text=x_title)
-    figure.update_yaxes(
-        title_text=y_title, rangemode="tozero", tickformat=".3~%" if percent else "~s"
-    )
+    tick_format = ".3~%" if percent else _tick_format(series.values())
+    figure.update_yaxes(title_text=y_title, rangemode="tozero", tickformat=tick_format)
     figure.update_layout(hovermode="x unified", showlegend=len(series) > 1)
     return figure
 
@@ -166,6 +165,14 @@ def lines(
 def new_figure(scheme: Scheme) -> go.Figure:
     """An empty figure in the page's looks."""
     return go.Figure(layout={"template": template(scheme)})
+
+
+def _tick_format(series: Iterable[NDArray[Any]]) -> str:
+    """Thousands as k, M, …; small numbers as they are: the same format would write 0.5 as 500m."""
+    largest = max(
+        (float(np.nanmax(values)) for values in series if np.isfinite(values).any()), default=0
+    )
+    return "~s" if largest >= 1000 else ".3~r"
 
 
 def line_at(figure: go.Figure, y: float, text: str, scheme: Scheme) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -38,6 +39,8 @@ def test_the_checkout_itself_imports_top_level_folders(name: str):
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     folder = tmp_path_factory.mktemp("wheel")
+    # setuptools packs whatever an earlier build left there.
+    shutil.rmtree(ROOT / "build", ignore_errors=True)
     command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT)]
     subprocess.run(command, check=True, capture_output=True)
     return zipfile.ZipFile(next(folder.glob("*.whl")))

@@ -6,6 +6,7 @@ root=$PWD
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
+rm -rf build # setuptools packs whatever an earlier build left there
 "$BIN/python" -m build --quiet --outdir "$work/dist" .
 "$PYTHON" -m venv "$work/venv"
 "$work/venv/bin/pip" install --quiet --disable-pip-version-check --upgrade pip

@@ -95,8 +95,9 @@ class RoutingCounters:
             source = (valid * source)[:, None].expand(tokens, top_k).reshape(-1)
         kernels.count_ids(row, ids, source, self.layout.layers[position].experts)
         real = tokens if valid is None else valid.sum()
-        row[self.layout.tokens_column] += real * self.step_on
-        row[self.layout.calls_column] += self.step_on
+        # Not +=, which would write the element back a second time.
+        row[self.layout.tokens_column].add_(real * self.step_on)
+        row[self.layout.calls_column].add_(self.step_on)
 
     def add_gate(self, position: int, logits: Tensor, valid: Tensor | None) -> None:
         """Add the router output of one layer call; logits [tokens, experts]."""

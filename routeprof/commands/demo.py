@@ -49,7 +49,9 @@ def _record(directory: Path, new_tokens: int) -> None:
     def done(kind: str) -> None:
         typer.echo(f"  {kind}: {PROMPTS} prompts, {new_tokens} new tokens each")
 
-    record_prompts(load_model(), directory, level="steps", new_tokens=new_tokens, done=done)
+    record_prompts(
+        load_model(), directory, level="steps", window=0.25, new_tokens=new_tokens, done=done
+    )
 
 
 def _show(folder: Path) -> None:

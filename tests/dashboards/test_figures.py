@@ -101,6 +101,13 @@ def test_absent_layers_are_shaded_once_for_each_run_and_named() -> None:
     assert "silent" in [note.text for note in figure.layout.annotations]
 
 
+@pytest.mark.parametrize(("largest", "shown"), [(2.0, ".3~r"), (2000.0, "~s"), (np.nan, ".3~r")])
+def test_ticks_of_ratios_are_not_in_thousandths(largest: float, shown: str) -> None:
+    values = {"a": np.array([0.5, largest])}
+    figure = lines(ONES, values, "light", x_title="x", y_title="y")
+    assert figure.layout.yaxis.tickformat == shown
+
+
 def test_blank_says_why() -> None:
     figure = blank("No steps yet.", "dark")
     assert isinstance(figure, go.Figure)
