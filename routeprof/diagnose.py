@@ -105,7 +105,8 @@ def _layers(count: int) -> str:
 
 def _coverage(profile: Profile) -> Iterator[Finding]:
     table = profile.layers()
-    known = table[table["coverage"].notna()]
+    # A silent layer has a finding of its own.
+    known = table[table["layer"].isin(profile.in_state("captured"))]
     low = known[(known["coverage"] < 1) | (known["coverage"] > 1)]
     if len(low):
         least = low.sort_values("coverage").iloc[0]
