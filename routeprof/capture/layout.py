@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -125,11 +124,3 @@ def slot_key(slot: int) -> tuple[int, str]:
     """Tag number and phase of an accumulator slot."""
     tag, phase = divmod(slot, len(PHASES))
     return tag, PHASES[phase]
-
-
-def group_by_pass(layers: Sequence[Layer], passes: Sequence[str]) -> dict[str, list[int]]:
-    """Layer positions of each pass: layers under the same pass share steps and counters."""
-    groups: dict[str, list[int]] = {}
-    for position, (_, name) in enumerate(zip(layers, passes, strict=True)):
-        groups.setdefault(name, []).append(position)
-    return groups

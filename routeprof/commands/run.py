@@ -12,9 +12,9 @@ from typing import Annotated
 import typer
 
 from routeprof.errors import RecordingExistsError, UsageError
+from routeprof.hooks.launch import SETTINGS_VARIABLE
 
 PYTHON_OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-SETTINGS_VARIABLE = "ROUTEPROF_RUN"
 
 
 def run(
