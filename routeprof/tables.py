@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from routeprof.metrics import balance, capacity, gate, overflow, quantiles
-from routeprof.recording.fold import Key, Totals, Windows
+from routeprof.recording.fold import Key, Totals
 from routeprof.topology import Layer
 
 if TYPE_CHECKING:
@@ -49,27 +49,14 @@ def only_keys(totals: Totals, wanted: Callable[[Key], bool]) -> Totals:
     kept = [number for number, key in enumerate(totals.keys) if wanted(key)]
     place = np.full(len(totals.keys), -1)
     place[kept] = np.arange(len(kept))
-    rows = np.isin(totals.windows.key, kept)
-    windows = Windows(
-        **{
-            name: (place[values] if name == "key" else values)[rows]
-            for name, values in ((n, getattr(totals.windows, n)) for n in _window_fields())
-        }
-        if len(totals.keys)
-        else {name: getattr(totals.windows, name) for name in _window_fields()}
-    )
     return replace(
         totals,
         keys=tuple(totals.keys[number] for number in kept),
         sums={name: values[kept] for name, values in totals.sums.items()},
         lists={name: values[kept] for name, values in totals.lists.items()},
         imbalance_max=totals.imbalance_max[kept],
-        windows=windows,
+        windows=totals.windows.only(np.isin(totals.windows.key, kept)).renumbered(place),
     )
-
-
-def _window_fields() -> list[str]:
-    return list(Windows.__dataclass_fields__)
 
 
 def groups(profile: Profile, breakdown: bool) -> Iterator[tuple[str, str, list[int]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -80,6 +80,14 @@ class Windows:
         columns["start"] = columns["end"] = np.zeros(0, dtype=np.float64)
         columns["overflow"] = np.zeros((0, factors), dtype=np.int64)
         return Windows(**columns)
+
+    def renumbered(self, place: NDArray[Any]) -> Windows:
+        """The same rows for other keys: key number n becomes ``place[n]``."""
+        return replace(self, key=place[self.key])
+
+    def only(self, rows: NDArray[np.bool_]) -> Windows:
+        """Some of the rows."""
+        return Windows(**{item.name: getattr(self, item.name)[rows] for item in fields(Windows)})
 
     @staticmethod
     def joined(tables: Sequence[Windows]) -> Windows:
@@ -254,17 +262,10 @@ def merge(parts: Sequence[Totals], info: RecordingInfo, unread: tuple[str, ...] 
         imbalance_max[place] = np.fmax(imbalance_max[place], part.imbalance_max)
     windows = Windows.empty(len(info.capacity_factors))
     if placed:
-        renumbered = [_with_keys(part.windows, place) for part, place in placed]
+        renumbered = [part.windows.renumbered(place) for part, place in placed]
         windows = Windows.joined([windows, *renumbered])
     lines = tuple(line for part in parts for line in part.unread) + unread
     return Totals(keys, sums, lists, imbalance_max, windows, lines)
-
-
-def _with_keys(windows: Windows, place: NDArray[Any]) -> Windows:
-    changed = {item.name: getattr(windows, item.name) for item in fields(Windows)}
-    if len(place):
-        changed["key"] = place[windows.key]
-    return Windows(**changed)
 
 
 def _merge_sums(
