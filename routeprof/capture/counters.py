@@ -126,6 +126,45 @@ class RoutingCounters:
         keep = None if valid is None else valid > 0
         row += torch.where(self.step_on > 0, kernels.weight_sums(weights, ids, keep, experts), 0.0)
 
+    def count_call(
+        self,
+        position: int,
+        ids: Tensor,
+        logits: Tensor | None,
+        weights: Tensor | None,
+        rows: Tensor,
+        offset: int,
+    ) -> None:
+        """Count one layer call with all its gate outputs, rows from ``offset`` on being real.
+
+        Args:
+            rows: 0-dim int64, how many rows are real.
+        """
+        layer = self.layout.layers[position]
+        if kernels.fused_for(ids):
+            from routeprof.capture import fused
+
+            fused.count_layer(
+                self.step_row[position],
+                None if self.gate_pending is None else self.gate_pending[position],
+                ids,
+                logits,
+                weights,
+                self.step_on,
+                rows,
+                None,
+                offset,
+                layer.experts,
+                layer.top_k,
+                kernels.scoring(layer),
+            )
+            return
+        valid = real_rows(ids.shape[0], rows, offset)
+        self.count(position, ids, valid)
+        if logits is not None and layer.gate != "none":
+            self.add_gate(position, logits, valid)
+        self.add_weights(position, weights, ids, valid)
+
     # -- a step inside a graph
 
     def begin_traced(self, phase: str, rows: int, valid: Tensor | None) -> None:
@@ -180,3 +219,9 @@ class RoutingCounters:
             self.gate_pending.zero_()
         if self.step_ring is not None:
             self.step_ring.write(rows, slots, steps)
+
+
+def real_rows(tokens: int, rows: Tensor, offset: int) -> Tensor:
+    """int64 [tokens], 1 for the ``rows`` rows that begin at ``offset``."""
+    place = torch.arange(tokens, device=rows.device) - offset
+    return ((place >= 0) & (place < rows)).long()

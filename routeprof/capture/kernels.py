@@ -7,11 +7,29 @@ capture and FakeTensorMode alike.
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.util import find_spec
+
 import torch
 from torch import Tensor
 
 from routeprof.capture.layout import BINS_PER_OCTAVE, GEMM_BUCKETS, Layout
-from routeprof.topology import RouterKind
+from routeprof.topology import Layer, RouterKind
+
+
+def fused_for(ids: Tensor) -> bool:
+    """Whether the Triton kernels serve this tensor's device."""
+    return ids.device.type == "cuda" and _has_triton()
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def scoring(layer: Layer) -> str:
+    """How the fused kernel is to read a layer's logits: a router kind, or none."""
+    return layer.router if layer.gate == "logits" else layer.gate
 
 
 def count_ids(step_row: Tensor, ids: Tensor, source: Tensor, experts: int) -> None:

@@ -6,7 +6,9 @@ the cursor how much it lost. Sums are kept elsewhere and stay exact.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from routeprof.capture.layout import Layout
@@ -108,6 +110,16 @@ class TokenRing:
         self.row_position.index_copy_(0, places, position[rows - kept :])
         self.row_step.index_copy_(0, places, self.step.expand(kept))
         self.row_cursor += rows * on
+
+    def begin_known_step(self, request: NDArray[np.int64], position: NDArray[np.int64]) -> None:
+        """Note request and position of each row [rows], where the host knows them."""
+        rows = len(request)
+        places, kept = self._places(self.row_cursor, rows)
+        for target, column in ((self.row_request, request), (self.row_position, position)):
+            values = torch.from_numpy(column[rows - kept :])
+            target.index_copy_(0, places, values.to(target.device, non_blocking=True))
+        self.row_step.index_copy_(0, places, self.step.expand(kept))
+        self.row_cursor += rows
 
     def write(self, position: int, ids: Tensor, valid: Tensor | None, on: Tensor) -> None:
         """Append one layer call; ids [tokens, k]."""

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from routeprof.capture.base import MAX_FAILURES
 from routeprof.capture.rings import StepRing, TokenRing
 from routeprof.capture.snapshot import fetch_tokens
 from routeprof.capture.stash import STASH_ROWS
-from routeprof.capture.steps import MAX_FAILURES, StepCapture
+from routeprof.capture.steps import StepCapture
 from routeprof.topology import PHASES
 from tests.capture.oracle import (
     CPU,
