@@ -13,9 +13,6 @@ from routeprof.capture import operators
 from routeprof.capture.counters import RoutingCounters, real_rows
 from routeprof.capture.steps import StepCapture
 
-Who = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""Request and position of each row of a step, both [rows]."""
-
 
 class EngineCapture(StepCapture):
     """Steps that the host opens and closes around the engine's forward pass.
@@ -33,7 +30,6 @@ class EngineCapture(StepCapture):
         super().__init__(counters)
         self.number = number
         self._real, self._passing = 0, False
-        self._who: Who | None = None
         # Replayed graphs tell the host nothing: but for the CPU, they read on the device whether
         # a step is open (counters.step_on) and how many rows are real.
         self._on_device = counters.device.type != "cpu"
@@ -119,23 +115,28 @@ class EngineCapture(StepCapture):
 
     # -- called around the engine's forward pass
 
-    def begin_pass(self, rows: int, phase: str, requests: int = 0, who: Who | None = None) -> None:
+    def begin_pass(self, rows: int, phase: str, requests: int = 0) -> None:
         """Open a step.
 
         Args:
             rows: real rows of the pass, padding left out.
             phase: one of ``topology.PHASES``.
             requests: how many requests the pass serves.
-            who: what each row belongs to; None where nobody knows (level tokens).
         """
         if not self.enabled:
             return
-        self._real, self._who = rows, who
+        self._real = rows
         if self._on_device:
             self.rows.fill_(rows)
         self.begin(1, rows, phase, None)
         self._batch = requests
         self._passing = bool(self._thread)
+
+    def note_rows(self, request: NDArray[np.int64], position: NDArray[np.int64]) -> None:
+        """Say what each real row of the open step belongs to, both [rows] (level tokens)."""
+        ring = self.counters.token_ring
+        if self._passing and ring is not None:
+            ring.begin_known_step(request, position)
 
     def end_pass(self, *, failed: bool = False) -> None:
         """Close the step. A pass that failed counts for nothing."""
@@ -155,8 +156,6 @@ class EngineCapture(StepCapture):
     def _begin_rows(
         self, batch: int, length: int, valid: Tensor | None, fresh: bool, rewound: int
     ) -> None:
-        ring = self.counters.token_ring
-        if ring is not None:
-            self._token_mark = ring.mark(0)
-            if self._who is not None:
-                ring.begin_known_step(*self._who)
+        # Who the rows are is said later, by ``note_rows``, or by nobody.
+        if self.counters.token_ring is not None:
+            self._token_mark = self.counters.token_ring.mark(0)
