@@ -89,6 +89,8 @@ def open_session(
     model: ModelInfo,
     role: RankRole,
     device: torch.device,
+    *,
+    expects: bool = True,
 ) -> Session:
     """Begin a recording for this process.
 
@@ -109,7 +111,7 @@ def open_session(
     capture = None
     if tapped:
         with torch.inference_mode(False):
-            capture = EngineCapture(_counters(tapped, settings, device))
+            capture = EngineCapture(_counters(tapped, settings, device), expects=expects)
     captures = {} if capture is None else {PASS: capture}
     recorder = Recorder(settings.out, captures, info, role)
     unsupported = [layer for layer in layers if layer.unsupported]

@@ -120,7 +120,9 @@ def attach(worker: Any, wanted: Settings) -> None:
     layers = sorted(
         [item.layer for item in found] + dense_layers(model, found), key=lambda layer: layer.index
     )
-    session = open_session(wanted, layers, _model(runner), role, runner.device)
+    # Where tensor-parallel ranks share rows out among themselves, the first expects them all.
+    expects = role.tp == 0 or not config.parallel_config.use_sequence_parallel_moe
+    session = open_session(wanted, layers, _model(runner), role, runner.device, expects=expects)
     offset = _rows_of(config.parallel_config, role)
     for item in found:
         if session.capture is not None and not item.layer.unsupported:

@@ -208,17 +208,28 @@ class RoutingCounters:
 
     def _fold(self, rows: Tensor, slots: Tensor, steps: Tensor | int) -> None:
         """Add step rows [steps, layers, width] to the totals of their slot; slots [steps] agree."""
-        slot = slots[:1]
+        if kernels.fused_for(rows):
+            from routeprof.capture import fused
+
+            own = slots.expand(rows.shape[0])
+            fused.fold_steps(
+                self.totals, self.imbalance_max, rows, own, self.layout, self.constants
+            )
+        else:
+            self._fold_sums(rows, slots[:1])
+        if self.gate_totals is not None and self.gate_pending is not None:
+            self.gate_totals.index_add_(0, slots[:1], self.gate_pending[None])
+            self.gate_pending.zero_()
+        if self.step_ring is not None:
+            self.step_ring.write(rows, slots, steps)
+
+    def _fold_sums(self, rows: Tensor, slot: Tensor) -> None:
+        """Add step rows to the totals of a slot [1], with torch operators."""
         statistics, ratio = kernels.step_statistics(rows, self.layout, self.constants)
         self.totals.index_add_(0, slot, statistics[None])
         self.imbalance_max.scatter_reduce_(
             0, slot[:, None].expand(1, len(ratio)), ratio[None], "amax"
         )
-        if self.gate_totals is not None and self.gate_pending is not None:
-            self.gate_totals.index_add_(0, slot, self.gate_pending[None])
-            self.gate_pending.zero_()
-        if self.step_ring is not None:
-            self.step_ring.write(rows, slots, steps)
 
 
 def real_rows(tokens: int, rows: Tensor, offset: int) -> Tensor:

@@ -24,15 +24,24 @@ class EngineCapture(StepCapture):
     Args:
         counters: the buffers.
         number: by which compiled graphs know this capture; unique in the process.
+        expects: False for a rank that sees a part of rows which another rank expects whole.
+        waits: whether the device may be waited for while a pass runs; only the CPU may.
     """
 
-    def __init__(self, counters: RoutingCounters, number: int = 0) -> None:
+    def __init__(
+        self,
+        counters: RoutingCounters,
+        number: int = 0,
+        *,
+        expects: bool = True,
+        waits: bool | None = None,
+    ) -> None:
         super().__init__(counters)
-        self.number = number
+        self.number, self.expects = number, expects
         self._real, self._passing = 0, False
         # Replayed graphs tell the host nothing: but for the CPU, they read on the device whether
         # a step is open (counters.step_on) and how many rows are real.
-        self._on_device = counters.device.type != "cpu"
+        self._on_device = not (counters.device.type == "cpu" if waits is None else waits)
         self.rows = torch.zeros((), dtype=torch.int64, device=counters.device)
         if self._on_device:
             self.traced, self._stashing = True, False
@@ -143,9 +152,14 @@ class EngineCapture(StepCapture):
         if not self._passing:
             return
         self._passing = False
+        self.end(failed=failed)
         if self._on_device:
             self.counters.step_on.zero_()
-        self.end(failed=failed)
+
+    def _close(self) -> None:
+        super()._close()
+        if not self.expects:
+            self._host_expected -= self._rows
 
     def switch(self, on: bool) -> None:
         """Turn counting on or off; a running step is finished as it was begun."""

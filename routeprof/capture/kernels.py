@@ -18,8 +18,8 @@ from routeprof.topology import Layer, RouterKind
 
 
 def fused_for(ids: Tensor) -> bool:
-    """Whether the Triton kernels serve this tensor's device."""
-    return ids.device.type == "cuda" and _has_triton()
+    """Whether the Triton kernels serve this tensor; a compiler fuses the others by itself."""
+    return ids.device.type == "cuda" and not torch.compiler.is_compiling() and _has_triton()
 
 
 @cache
