@@ -43,6 +43,7 @@ class EngineCapture(StepCapture):
         # a step is open (counters.step_on) and how many rows are real.
         self._on_device = not (counters.device.type == "cpu" if waits is None else waits)
         self.rows = torch.zeros((), dtype=torch.int64, device=counters.device)
+        self.door = torch.zeros(1, dtype=torch.int64, device=counters.device)
         if self._on_device:
             self.traced, self._stashing = True, False
             counters.step_on.zero_()
@@ -64,9 +65,7 @@ class EngineCapture(StepCapture):
             offset: row of ``ids`` where this rank's rows begin; negative where the layer sees
                 only a later part of them.
         """
-        operators.count_layer(
-            self.counters.step_row, ids, logits, weights, self.number, position, offset
-        )
+        operators.count_layer(self.door, ids, logits, weights, self.number, position, offset)
 
     def take(
         self,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 COUNT_LAYER = (
-    "count_layer(Tensor(a!) step_rows, Tensor ids, Tensor? logits, Tensor? weights, "
+    "count_layer(Tensor(a!) door, Tensor ids, Tensor? logits, Tensor? weights, "
     "int capture, int position, int offset) -> ()"
 )
 
@@ -45,7 +45,7 @@ def register(taker: Taker, number: int) -> None:
 
 
 def _count_layer(
-    step_rows: Tensor,
+    door: Tensor,
     ids: Tensor,
     logits: Tensor | None,
     weights: Tensor | None,
@@ -53,7 +53,9 @@ def _count_layer(
     position: int,
     offset: int,
 ) -> None:
-    del step_rows  # Named so that the compiler knows of something that is written.
+    # The door is what the compiler believes to be written, so that it keeps the call. It must be
+    # no buffer that really is: a compiler may hand in a copy, and copy that back afterwards.
+    del door
     taker = _takers.get(capture)
     if taker is not None:
         taker.take(position, ids, logits, weights, offset)
