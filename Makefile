@@ -5,11 +5,14 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 OLD_VENV := .venv-transformers4
 OLD_INSTALLED := $(OLD_VENV)/.installed
+VLLM_VENV := .venv-vllm
+SGLANG_VENV := .venv-sglang
 PIP := install --quiet --disable-pip-version-check
 DEMO_OUT := demo-out
 ARGS ?=
 
-.PHONY: demo test test-transformers4 test-wheel lint format bench browser clean
+.PHONY: demo test test-transformers4 test-vllm test-sglang test-gpu test-wheel lint format
+.PHONY: bench bench-vllm browser clean
 
 demo: $(INSTALLED)  ## record the sample model, print, report, serve (ARGS=--no-serve ends by itself)
 	rm -rf $(DEMO_OUT)
@@ -21,6 +24,17 @@ test: $(INSTALLED) browser  ## all tests; those that need a browser skip where t
 test-transformers4: $(INSTALLED) $(OLD_INSTALLED)  ## the hooks on transformers 4.57
 	ROUTEPROF_TRANSFORMERS_4=$(abspath $(OLD_VENV)/bin/python) \
 		$(BIN)/python -m pytest tests/hooks -k transformers_4 $(ARGS)
+
+test-vllm:  ## the vLLM plugin in real engines on the CPU; builds .venv-vllm (3.5 GB)
+	PYTHON=$(PYTHON) tests/vllm/environment.sh $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pytest tests/vllm $(ARGS)
+
+test-sglang:  ## the SGLang plugin in real engines on the CPU; builds .venv-sglang (3.5 GB)
+	PYTHON=$(PYTHON) tests/sglang/environment.sh $(SGLANG_VENV)
+	$(SGLANG_VENV)/bin/python -m pytest tests/sglang $(ARGS)
+
+test-gpu: $(INSTALLED)  ## what only a CUDA device can show; skips where there is none
+	PYTHON=$(BIN)/python tests/gpu/run.sh
 
 test-wheel: $(INSTALLED)  ## build the wheel, install it elsewhere, use it there
 	PYTHON=$(PYTHON) BIN=$(abspath $(BIN)) tests/wheel.sh
@@ -36,6 +50,10 @@ format: $(INSTALLED)
 
 bench: $(INSTALLED)  ## what capture costs, as ratios measured in one run
 	$(BIN)/python -W ignore -m tests.bench.capture $(ARGS)
+
+bench-vllm:  ## throughput of vLLM with and without routeprof, as ratios measured in one run
+	PYTHON=$(PYTHON) tests/vllm/environment.sh $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m tests.vllm.bench $(ARGS)
 
 browser:
 	@command -v chromium >/dev/null || { \
@@ -57,4 +75,4 @@ $(OLD_INSTALLED): constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(OLD_VENV) $(DEMO_OUT) build dist *.egg-info
+	rm -rf $(VENV) $(OLD_VENV) $(VLLM_VENV) $(SGLANG_VENV) $(DEMO_OUT) build dist *.egg-info

@@ -25,7 +25,7 @@ _SCORINGS: dict[str, RouterKind] = {
 
 @dataclass(frozen=True)
 class FoundRunner:
-    """A layer, and the MoERunner that runs it."""
+    """A layer, and what runs it: a MoERunner, or experts that have a capture slot themselves."""
 
     layer: Layer
     runner: Any
@@ -39,11 +39,12 @@ def find_runners(model: nn.Module, *, gate: bool) -> list[FoundRunner]:
     """
     from vllm.model_executor.layers.fused_moe.layer import MoERunner
 
-    found = [
-        FoundRunner(_layer(name, module, gate), module)
-        for name, module in model.named_modules()
-        if isinstance(module, MoERunner)
-    ]
+    found = []
+    for name, module in model.named_modules():
+        if isinstance(module, MoERunner):
+            found.append(FoundRunner(_layer(name, module, gate), module))
+        elif _has_slot(module):
+            found.append(FoundRunner(_slot_layer(name, module), module))
     indices = Counter(item.layer.index for item in found)
     if max(indices.values(), default=1) > 1:  # two in one block: running numbers instead
         found = [
@@ -90,6 +91,21 @@ def _layer(name: str, runner: Any, gate: bool) -> Layer:
     )
 
 
+def _has_slot(module: nn.Module) -> bool:
+    """Whether these are experts that no MoERunner runs (DeepSeek-V4's and Kimi-K3's kernels)."""
+    return hasattr(module, "capture_fn") and hasattr(module, "top_k")
+
+
+def _slot_layer(name: str, experts: Any) -> Layer:
+    number = re.search(r"layers\.(\d+)\.", name)
+    return Layer(
+        index=int(getattr(experts, "layer_id", number.group(1) if number else 0)),
+        name=name,
+        experts=int(getattr(experts, "num_logical_experts", experts.num_experts)),
+        top_k=int(experts.top_k),
+    )
+
+
 def _is_monolithic(runner: Any) -> bool:
     return bool(runner.routed_experts.quant_method.is_monolithic)
 
@@ -125,7 +141,9 @@ def _has_sink(runner: Any) -> bool:
 def tap(found: FoundRunner, take: Tap) -> None:
     """Have ``take`` called wherever the layer's routing is decided, also inside its graphs."""
     runner, top_k = found.runner, found.layer.top_k
-    if _is_monolithic(runner):
+    if _has_slot(runner):
+        runner.capture_fn = _chained(runner.capture_fn, top_k, take)
+    elif _is_monolithic(runner):
         _tap_sink(runner, take)
     elif found.layer.gate == "logits":
         _tap_routing(runner.router, top_k, take)
@@ -150,22 +168,26 @@ def _tap_routing(router: Any, top_k: int, take: Tap) -> None:
 
 def _tap_capture(router: Any, top_k: int, take: Tap) -> None:
     """Through the router's one capture function; whoever sets another is called behind it."""
-
-    def chained(other: Callable[[Tensor], None] | None) -> Callable[[Tensor], None]:
-        def capture(ids: Tensor) -> None:
-            take(ids[:, :top_k], None, None)
-            if other is not None:
-                other(ids)
-
-        return capture
-
     set_capture_fn = router.set_capture_fn
-    set_capture_fn(chained(router.capture_fn))
+    set_capture_fn(_chained(router.capture_fn, top_k, take))
 
     def set_behind(capture_fn: Callable[[Tensor], None] | None) -> None:
-        set_capture_fn(chained(capture_fn))
+        set_capture_fn(_chained(capture_fn, top_k, take))
 
     router.set_capture_fn = set_behind
+
+
+def _chained(
+    other: Callable[[Tensor], None] | None, top_k: int, take: Tap
+) -> Callable[[Tensor], None]:
+    """Our capture function, and behind it whatever was or will be set."""
+
+    def capture(ids: Tensor) -> None:
+        take(ids[:, :top_k], None, None)
+        if other is not None:
+            other(ids)
+
+    return capture
 
 
 def _tap_sink(runner: Any, take: Tap) -> None:
