@@ -12,8 +12,9 @@ from routeprof.dashboards.activity import WAITING, Activity, activity
 from routeprof.dashboards.thinning import thinned
 from routeprof.errors import RouteprofError
 from routeprof.profile import Profile
-from routeprof.recording.fold import Totals, fold_part, merge
-from routeprof.recording.reader import Part, RecordingFiles, open_recording
+from routeprof.recording.fold import Totals, fold_part, merge, repeated
+from routeprof.recording.merge import open_recordings
+from routeprof.recording.reader import Part, RecordingFiles
 from routeprof.recording.schema import RecordingInfo
 
 TIMELINE_ROWS = 400_000
@@ -39,13 +40,13 @@ class Reading:
 
 
 class Source:
-    """Follows a recording; any number of threads may read.
+    """Follows a recording, or the sum of several; any number of threads may read.
 
     Each part is read once: parts are whole when they appear and never change.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path, *more: str | Path) -> None:
+        self.paths = tuple(Path(one) for one in (path, *more))
         self._lock = threading.Lock()
         self._folded: _Folded | None = None
         self._reading = Reading(0, None, "Not read yet.", WAITING)
@@ -55,7 +56,7 @@ class Source:
     @property
     def name(self) -> str:
         """What to call the recording."""
-        return self.path.resolve().name
+        return " + ".join(path.resolve().name for path in self.paths)
 
     def read(self) -> Reading:
         """The newest state. Never raises; never waits for another thread that is reading."""
@@ -73,7 +74,7 @@ class Source:
         profile = self.read().profile
         if profile is None or self._folded is None or not self._folded.thinned:
             return profile
-        return routeprof.load(self.path)
+        return routeprof.load(self.paths)
 
     def _refresh(self) -> None:
         start = monotonic()
@@ -83,7 +84,8 @@ class Source:
         except (RouteprofError, OSError) as error:
             message = _sentence(str(error))
         except Exception as error:  # whatever is in that directory, the page must stay up
-            message = _sentence(f"{self.path} cannot be read ({type(error).__name__}: {error})")
+            where = ", ".join(map(str, self.paths))
+            message = _sentence(f"{where} cannot be read ({type(error).__name__}: {error})")
         doing = _activity(profile)
         shown = (_fingerprint(profile), message, doing.kind)
         version = self._reading.version + (shown != self._shown or self._reading.version == 0)
@@ -96,7 +98,7 @@ class Source:
         self._due = end + max(_PAUSE, 5 * (end - start))
 
     def _load(self) -> Profile:
-        files = open_recording(self.path)
+        files = open_recordings(self.paths)
         if self._folded is None or not self._folded.belongs_to(files):
             self._folded = _Folded(files.info)
         return Profile(files.info, self._folded.update(files), files)
@@ -108,6 +110,7 @@ class _Folded:
     def __init__(self, info: RecordingInfo) -> None:
         self._info = info
         self._parts: set[Path] = set()
+        self._windows: dict[tuple[int, int], Part] = {}
         self._unread: dict[Path, tuple[object, str]] = {}
         self._totals = merge([], info)
         self.thinned = False
@@ -137,7 +140,7 @@ class _Folded:
             return None
         try:
             totals = fold_part(part, files.info, None)
-            line = totals.unread[0] if totals.unread else ""
+            line = totals.unread[0] if totals.unread else repeated(part, totals, self._windows)
         except Exception as error:  # columns of the right names with nonsense in them
             line = f"{part.label} cannot be read: {type(error).__name__}: {error}"
         if line:

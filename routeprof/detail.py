@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from routeprof.recording.fold import Windows
-from routeprof.recording.reader import RecordingFiles, column, read_part
+from routeprof.recording.reader import Part, RecordingFiles, column, read_part
 from routeprof.topology import Layer
 
 if TYPE_CHECKING:
@@ -103,25 +103,29 @@ def read_tokens(files: RecordingFiles, profile: Profile, layer: Layer) -> TokenT
     if table is None or not table.num_rows:
         empty = np.zeros(0, dtype=np.int64)
         return TokenTable(empty, empty, empty, empty, np.zeros((0, width), np.int64), unread)
-    order = np.argsort(_whole(table, "rank") * 2**40 + _whole(table, "step"), kind="stable")
+    order = np.lexsort([_whole(table, "step"), _whole(table, "rank")])
     table = table.take(pa.array(order))
     tokens = _whole(table, "tokens")
     ids = column(table, "ids").flatten().cast(pa.int64()).fill_null(-1).to_numpy()
     step = np.repeat(_whole(table, "step"), tokens)
     rank = np.repeat(_whole(table, "rank"), tokens)
-    name = profile.info.passes[profile.info.layers.index(layer)]
-    request, position = _requests(rows, name, _whole(table, "rank"), table, tokens)
+    names = {owner.number: owner.passes.get(layer.index) for owner in files.ranks}
+    request, position = _requests(rows, names, _whole(table, "rank"), table, tokens)
     return TokenTable(step, rank, request, position, ids.reshape(-1, width), unread + unread_rows)
 
 
 def _requests(
     rows: pa.Table | None,
-    name: str,
+    names: dict[int, str | None],
     ranks: NDArray[np.int64],
     table: pa.Table,
     tokens: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Request and position of each token, by the rows of the step it ran in."""
+    """Request and position of each token, by the rows of the step it ran in.
+
+    Args:
+        names: for each rank, the layer's pass.
+    """
     unknown = np.full(int(tokens.sum()), -1, dtype=np.int64)
     if rows is None:
         return unknown, unknown.copy()
@@ -135,7 +139,7 @@ def _requests(
         strict=True,
     ):
         rank, step, owner, request, position = row
-        if owner.rpartition("@")[0] == name:
+        if owner.rpartition("@")[0] == names.get(int(rank)):
             known[int(rank), int(step)] = (request.values, position.values)
     request, position, start = unknown, unknown.copy(), 0
     for rank, step, count in zip(ranks, _whole(table, "step"), tokens, strict=True):
@@ -149,13 +153,30 @@ def _requests(
 
 
 def _read(files: RecordingFiles, kind: str) -> tuple[pa.Table | None, tuple[str, ...]]:
-    read = [read_part(part, files.info) for part in files.parts(kind)]
+    parts = files.parts(kind)
+    read = _without_copies(parts, [read_part(part, files.info) for part in parts])
     tables = [table for table in read if isinstance(table, pa.Table)]
     unread = tuple(line for line in read if isinstance(line, str))
     if not tables:
         return None, unread
     joined = pa.concat_tables(tables)
     return joined.unify_dictionaries().combine_chunks(), unread
+
+
+def _without_copies(parts: list[Part], read: list[pa.Table | str]) -> list[pa.Table | str]:
+    """What was read; instead of a part that repeats another, one line that says so."""
+    alike: dict[object, list[tuple[Part, pa.Table]]] = {}
+    kept: list[pa.Table | str] = []
+    for part, table in zip(parts, read, strict=True):
+        if isinstance(table, pa.Table) and table.num_rows:
+            others = alike.setdefault((part.rank, table.num_rows, table["step"][0].as_py()), [])
+            copied = [other for other, known in others if known.equals(table)]
+            if copied:
+                table = f"{part.label} holds the same as {copied[0].label}: one is a copy"
+            else:
+                others.append((part, table))
+        kept.append(table)
+    return kept
 
 
 def _selected(

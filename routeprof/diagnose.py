@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from routeprof.ranks import twin_faults
+from routeprof.recording.reader import RANKS_PER_RUN
+
 if TYPE_CHECKING:
     from routeprof.profile import Profile
+    from routeprof.recording.reader import RankFiles
 
 Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
@@ -66,6 +70,9 @@ def _completeness(profile: Profile, now: float | None) -> Iterator[Finding]:
     yield from _coverage(profile)
     yield from _missing_parts(profile)
     yield from _ranks(profile, now)
+    yield from _missing_ranks(profile)
+    yield from _twins(profile)
+    yield from _remarks(profile)
     yield from _notes(profile)
 
 
@@ -143,7 +150,7 @@ def _missing_parts(profile: Profile) -> Iterator[Finding]:
             yield Finding(
                 "missing-parts",
                 "error",
-                f"rank {rank.rank}: {len(missing)} part files are missing: {some}",
+                f"{rank.name}: {len(missing)} part files are missing: {some}",
                 "totals lack what was in them; copy the whole directory",
             )
 
@@ -204,14 +211,14 @@ def _ranks(profile: Profile, now: float | None) -> Iterator[Finding]:
             yield Finding(
                 "damaged-rank",
                 "warning",
-                f"rank {rank.rank} has no readable rank.json: its state is unknown",
+                f"{rank.name} has no readable rank.json: its state is unknown",
                 "its parts are shown",
             )
             continue
         for name, (severity, text, suggestion) in _PROBLEMS.items():
             count = rank.state.problems.get(name)
             if count:
-                where = f"rank {rank.rank}: " if len(ranks) > 1 else ""
+                where = f"{rank.name}: " if len(ranks) > 1 else ""
                 code = name.replace("_", "-")
                 evidence = where + text.format(f"{count:,}")
                 yield Finding(code, severity, evidence, suggestion)
@@ -220,10 +227,52 @@ def _ranks(profile: Profile, now: float | None) -> Iterator[Finding]:
             yield Finding(
                 "not-stopped",
                 "warning",
-                f"rank {rank.rank} was not stopped and wrote last {age:,.0f} s ago: the process "
+                f"{rank.name} was not stopped and wrote last {age:,.0f} s ago: the process "
                 "was killed, or hangs",
                 f"at most its last {rank.state.flush_seconds:g} s are missing",
             )
+
+
+def _missing_ranks(profile: Profile) -> Iterator[Finding]:
+    runs: dict[int, list[RankFiles]] = {}
+    for rank in profile.files.ranks if profile.files else ():
+        runs.setdefault(rank.run, []).append(rank)
+    for ranks in runs.values():
+        world = max((rank.state.role.world_size for rank in ranks if rank.state), default=1)
+        present = {rank.rank for rank in ranks}
+        missing = [number for number in range(min(world, RANKS_PER_RUN)) if number not in present]
+        if missing:
+            who = f"ranks {layer_list(missing)}" if len(missing) > 1 else f"rank {missing[0]}"
+            where = f" in {ranks[0].origin}" if ranks[0].origin else ""
+            yield Finding(
+                "ranks-missing",
+                "warning",
+                f"{who} of {world} wrote nothing{where}: unless tensor-parallel twins, the "
+                "tokens that they own are in no sum",
+                "name the directories of all nodes; otherwise hook every process",
+            )
+
+
+def _twins(profile: Profile) -> Iterator[Finding]:
+    for fault in twin_faults(profile):
+        passes = f"in {fault.steps:,} passes"
+        if fault.twin_steps != fault.steps:
+            passes = f"in {fault.steps:,} against {fault.twin_steps:,} passes"
+        yield Finding(
+            "twins-differ",
+            "warning",
+            f"{fault.twin.name} is a tensor-parallel twin of {fault.owner.name} and counted "
+            f"something else in {_layers(len(fault.layers))}: in layer {fault.layers[0]} "
+            f"{fault.difference:,} of {fault.assignments:,} assignments {passes}",
+            f"sums are of {fault.owner.name}; if each rank routes tokens of its own (sequence "
+            "parallelism), let both own theirs, else look for what makes the ranks disagree",
+            fault.layers,
+        )
+
+
+def _remarks(profile: Profile) -> Iterator[Finding]:
+    for line in profile.files.remarks if profile.files else ():
+        yield Finding("recordings-differ", "warning", line, "load them apart to see each whole")
 
 
 def _notes(profile: Profile) -> Iterator[Finding]:

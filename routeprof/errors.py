@@ -8,10 +8,13 @@
     │   ├── NewerSchemaError           written by a newer routeprof
     │   ├── EmptyRecordingError        a recording without a single readable part
     │   ├── RecordingExistsError       the directory to write to already holds something
+    │   ├── OverlapError               two directories hold the same part of one run
+    │   ├── MismatchError              ranks or recordings of different models
     │   └── LevelRequiredError         the question needs a more detailed level
     ├── CaptureError                   attaching or recording went wrong
     │   ├── NoMoELayersError           the model has no MoE layer that could be measured
-    │   └── AlreadyAttachedError       these layers are being recorded already
+    │   ├── AlreadyAttachedError       these layers are being recorded already
+    │   └── AttachError                a running process cannot be hooked
     └── MissingExtraError              an optional dependency is not installed
 
 A message is one line that ends with what to do about it.
@@ -52,6 +55,14 @@ class RecordingExistsError(RecordingError):
     """The directory to write to already holds something."""
 
 
+class OverlapError(RecordingError):
+    """Two directories hold the same rank of one run: added up, it would count twice."""
+
+
+class MismatchError(RecordingError):
+    """Ranks or recordings of different models, which cannot be added up."""
+
+
 class LevelRequiredError(RecordingError):
     """The question can only be answered from a more detailed recording level."""
 
@@ -66,6 +77,10 @@ class NoMoELayersError(CaptureError):
 
 class AlreadyAttachedError(CaptureError):
     """These layers are being recorded already."""
+
+
+class AttachError(CaptureError):
+    """A running process cannot be hooked; the process goes on as before."""
 
 
 class MissingExtraError(RouteprofError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,8 +17,10 @@ from routeprof import tables, timetables
 from routeprof.detail import StepTable, TokenTable, read_steps, read_tokens
 from routeprof.diagnose import Finding, findings
 from routeprof.errors import EmptyRecordingError, LevelRequiredError, UsageError
+from routeprof.ranks import ranks_table
 from routeprof.recording.fold import Key, Totals, fold
-from routeprof.recording.reader import RecordingFiles, open_recording
+from routeprof.recording.merge import open_recordings
+from routeprof.recording.reader import RANKS_PER_RUN, RecordingFiles
 from routeprof.recording.schema import RecordingInfo
 from routeprof.requests import requests_table
 from routeprof.topology import LEVELS, PHASES, Layer
@@ -26,30 +28,45 @@ from routeprof.topology import LEVELS, PHASES, Layer
 State = Literal["captured", "silent", "idle", "unsupported", "dense"]
 
 
-def load(path: str | Path, *, executor: Executor | None = None) -> Profile:
-    """Read a recording, finished or still being written.
+def load(
+    path: str | Path | Iterable[str | Path],
+    *more: str | Path,
+    executor: Executor | None = None,
+) -> Profile:
+    """Read a recording, finished or still being written; several are added up.
+
+    Directories of one run (the same ``id`` or the same ``run`` in ``recording.json``) are put
+    together rank by rank; other directories are further runs of the same model.
 
     Args:
+        path: a recording's directory, or several.
+        more: further directories.
         executor: any ``concurrent.futures`` executor to read the parts with.
 
     Raises:
-        NotARecordingError: there is no recording at the path.
+        NotARecordingError: there is no recording at a path.
         NewerSchemaError: it was written by a newer routeprof.
         EmptyRecordingError: there are parts and none of them can be read.
+        OverlapError: two directories hold the same rank of one run.
+        MismatchError: ranks or recordings have different layers under the same index.
     """
-    files = open_recording(path)
+    first = [path] if isinstance(path, str | Path) else list(path)
+    files = open_recordings([*first, *more])
     parts = files.parts("part")
     totals = fold(parts, files.info, executor=executor)
     if parts and len(totals.unread) == len(parts):
+        where = ", ".join(str(directory) for directory in files.directories)
         raise EmptyRecordingError(
-            f"no part of {files.directory} can be read ({totals.unread[0]}); restore it from a copy"
+            f"no part of {where} can be read ({totals.unread[0]}); restore it from a copy"
         )
     return Profile(files.info, totals, files)
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Counts and statistics of a recording, or of the phase and tag selected from it.
+    """Counts and statistics of one or more recordings, or of the phase and tag selected.
+
+    Sums are over the ranks that own the tokens they see; tensor-parallel twins are left out.
 
     Attributes:
         info: model, layers, level.
@@ -130,21 +147,39 @@ class Profile:
         captured, made = tables.coverage_terms(self)
         return float(captured.sum() / made.sum()) if made.sum() else float("nan")
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is selected."""
+        return (self.phase, self.tag, self.between) == (None, None, None)
+
     @cached_property
+    def missed_by_layer(self) -> NDArray[np.int64]:
+        """Tokens of passes that could not be counted, int64 [layers]; 0 of a selection.
+
+        A pass that a rank missed is missing in the layers that it holds.
+        """
+        missed = np.zeros(len(self.info.layers), dtype=np.int64)
+        indices = [layer.index for layer in self.info.layers]
+        for rank in self.files.ranks if self.files and self.is_whole else ():
+            if rank.state is not None and rank.owns_tokens:
+                own = [not rank.passes or index in rank.passes for index in indices]
+                missed[own] += int(rank.state.problems.get("missed_tokens", 0))
+        return missed
+
+    @property
     def missed_tokens(self) -> int:
-        """Tokens of forward passes that could not be counted, where all are selected."""
-        selected = (self.phase, self.tag, self.between) != (None, None, None)
-        if self.files is None or selected:
-            return 0
-        states = [rank.state for rank in self.files.ranks if rank.state is not None]
-        states = [state for state in states if state.role.owns_tokens]
-        return sum(int(state.problems.get("missed_tokens", 0)) for state in states)
+        """Tokens that could not be counted in the layer that missed the most."""
+        return int(self.missed_by_layer.max(initial=0))
 
     @property
     def seconds(self) -> float:
-        """Time from the first window's start to the last one's end."""
+        """Time from the first window's start to the last one's end, added up over runs."""
         windows = self.totals.windows
-        return float(windows.end.max() - windows.start.min()) if len(windows.window) else 0.0
+        run = windows.rank // RANKS_PER_RUN
+        return sum(
+            float(windows.end[run == one].max() - windows.start[run == one].min())
+            for one in np.unique(run)
+        )
 
     # -- narrowing
 
@@ -195,6 +230,10 @@ class Profile:
 
     def layers(self, *, breakdown: bool = False) -> pd.DataFrame:
         """One row a MoE layer with all ratios; columns as in ``docs/csv.md``.
+
+        Over several ranks ``steps`` are passes of all of them: data-parallel ranks step
+        separately. The imbalance of a step is that of the rank's own tokens, also where experts
+        are spread over ranks and see those of all; ``imbalance_ratio`` is of the sum.
 
         Args:
             breakdown: rows for each phase and each tag as well as for all of them.
@@ -263,6 +302,15 @@ class Profile:
         """
         self._detail("tokens")
         return requests_table(self)
+
+    def ranks(self) -> pd.DataFrame:
+        """One row for each rank, also those that own no tokens: role, state, what it counted.
+
+        ``steps`` and ``tokens`` are of the layer with the most, ``assignments`` of all layers,
+        ``problems`` the number of different ones. ``rank`` counts in its own ``run``; in tables
+        of steps and tokens, rank r of run n is ``n * 100_000 + r``.
+        """
+        return ranks_table(self)
 
     def layer(self, index: int) -> Layer:
         """The MoE layer with that index.

@@ -22,6 +22,9 @@ TOP_EXPERTS = 3
 def requests_table(profile: Profile) -> pd.DataFrame:
     """One row for each request, in the order of arrival.
 
+    Ranks that see the same requests, as stages of a pipeline, share a row. Where there are
+    several replicas, a request is named after the first rank of its own: ``rank/request``.
+
     Tokens are counted in the layer that saw most of them. ``divergence_from_all`` is the
     Jensen–Shannon divergence (base 2) between the request's load and that of all requests, mean
     over layers. ``top_experts`` are its largest shares of a layer, as ``layer:expert``.
@@ -36,12 +39,11 @@ def requests_table(profile: Profile) -> pd.DataFrame:
         return pd.DataFrame(columns=REQUEST_COLUMNS)
     rows = _phases(tokens)
     counts = _counts(profile, tokens, _multi(rows))
-    rows["divergence_from_all"] = np.mean(
-        [drift.jensen_shannon(own, own.sum(0)) for own in counts.values()], axis=0
-    )
+    divergences = [drift.jensen_shannon(own, own.sum(0)) for own in counts.values()]
+    rows["divergence_from_all"] = pd.DataFrame(divergences).mean().to_numpy()
     rows["top_experts"] = _top_experts(counts)
     rows = rows.reset_index()
-    several = rows["rank"].nunique() > 1
+    several = len(set(_replicas(profile).values())) > 1
     names = rows["request"].astype(str)
     rows["request"] = rows["rank"].astype(str) + "/" + names if several else names
     return rows[REQUEST_COLUMNS]
@@ -49,7 +51,7 @@ def requests_table(profile: Profile) -> pd.DataFrame:
 
 def _tokens(profile: Profile, index: int) -> pd.DataFrame:
     """One row for each token of a layer; ``row`` is its place in ``profile.tokens(index)``."""
-    table = profile.tokens(index)
+    table, replicas = profile.tokens(index), _replicas(profile)
     steps = profile.step_counts()
     mine = steps.layer == index
     ran = zip(steps.rank[mine], steps.step[mine], strict=True)
@@ -58,12 +60,35 @@ def _tokens(profile: Profile, index: int) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "layer": index,
-            "rank": table.rank,
+            "rank": [replicas.get(rank, rank) for rank in table.rank.tolist()],
             "request": table.request,
             "phase": [phase.get(key, "unknown") for key in ran],
             "row": np.arange(len(table.step)),
         }
     )
+
+
+def _replicas(profile: Profile) -> dict[int, int]:
+    """For each rank that owns tokens, the first of those that see the same requests.
+
+    They have the same data-parallel rank and are told apart by another one. Ranks that are told
+    apart by nothing are replicas that nobody numbered.
+    """
+    replicas: dict[tuple[object, ...], int] = {}
+    taken: dict[tuple[object, ...], set[tuple[int, int]]] = {}
+    firsts = {}
+    for rank in profile.files.ranks if profile.files else ():
+        if not rank.owns_tokens:
+            continue
+        role = rank.state.role if rank.state else None
+        replica = (rank.run, role.dp) if role else (rank.run, None, rank.rank)
+        places = taken.setdefault(replica, set())
+        place = (role.pp, role.tp) if role else (0, 0)
+        if place in places:
+            replica = (*replica, rank.rank)
+        places.add(place)
+        firsts[rank.number] = replicas.setdefault(replica, rank.number)
+    return firsts
 
 
 def _phases(tokens: pd.DataFrame) -> pd.DataFrame:

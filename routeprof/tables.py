@@ -127,7 +127,7 @@ def coverage_terms(
             captured[position] += totals.lists["counts"][number, position].sum()
             captured[position] += totals.sums["invalid"][number, position]
         if whole and made[position]:
-            made[position] += profile.missed_tokens * layer.top_k
+            made[position] += int(profile.missed_by_layer[position]) * layer.top_k
     return captured, made
 
 

@@ -9,7 +9,12 @@ import typer
 
 
 def dashboard(
-    directory: Annotated[Path, typer.Argument(help="The recording.", show_default=False)],
+    directories: Annotated[
+        list[Path],
+        typer.Argument(
+            help="The recording; several are added up.", metavar="DIR...", show_default=False
+        ),
+    ],
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8050,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     auth_token: Annotated[
@@ -29,8 +34,9 @@ def dashboard(
     need("dash", "dashboard")
     from routeprof.dashboards import create_app
     from routeprof.dashboards.serve import serve
+    from routeprof.dashboards.source import Source
 
-    app = create_app(directory)
+    app = create_app(Source(*directories))
     serve(
         app,
         host=host,

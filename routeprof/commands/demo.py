@@ -36,7 +36,7 @@ def demo(
     if serve:
         from routeprof.commands.dashboard import dashboard
 
-        dashboard(folder / "recording", port=port)
+        dashboard([folder / "recording"], port=port)
 
 
 def _record(directory: Path, new_tokens: int) -> None:

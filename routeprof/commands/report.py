@@ -18,7 +18,12 @@ class FigureFormat(StrEnum):
 
 
 def report(
-    directory: Annotated[Path, typer.Argument(help="The recording.", show_default=False)],
+    directories: Annotated[
+        list[Path],
+        typer.Argument(
+            help="The recording; several are added up.", metavar="DIR...", show_default=False
+        ),
+    ],
     out: Annotated[
         Path, typer.Option("-o", "--out", help="Where the files go.", show_default=False)
     ],
@@ -37,7 +42,7 @@ def report(
     """
     from routeprof.profile import load
 
-    profile = load(directory).select(phase=phase, tag=tag)
+    profile = load(directories).select(phase=phase, tag=tag)
     files = profile.write_csv(out)
     if not csv_only:
         from routeprof.report.figures import write_figures

@@ -10,7 +10,12 @@ import typer
 
 
 def summary(
-    directory: Annotated[Path, typer.Argument(help="The recording.", show_default=False)],
+    directories: Annotated[
+        list[Path],
+        typer.Argument(
+            help="The recording; several are added up.", metavar="DIR...", show_default=False
+        ),
+    ],
     phase: Annotated[str | None, typer.Option(help="Only this phase, such as decode.")] = None,
     tag: Annotated[str | None, typer.Option(help="Only this tag.")] = None,
     all_layers: Annotated[bool, typer.Option("--all", help="Every layer, not the worst.")] = False,
@@ -19,6 +24,8 @@ def summary(
     """Print what a recording says, what was not captured first.
 
     Example: routeprof summary runs/mixtral --phase decode
+
+    Two nodes of one run: routeprof summary runs/node-0 runs/node-1
     """
     from time import time
 
@@ -28,7 +35,7 @@ def summary(
     from routeprof.report.summary import summary_json
     from routeprof.report.text import print_summary
 
-    profile = load(directory).select(phase=phase, tag=tag)
+    profile = load(directories).select(phase=phase, tag=tag)
     if as_json:
         typer.echo(json.dumps(summary_json(profile, now=time()), indent=1))
     else:

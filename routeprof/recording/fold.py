@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -128,25 +128,52 @@ def fold(
     *,
     executor: Executor | None = None,
     between: tuple[float, float] | None = None,
+    columns: Collection[str] | None = None,
 ) -> Totals:
     """Add up window parts.
 
     The result does not depend on the order in which they are given, to the last bit. Totals that
     were folded apart and then merged agree in every whole number, and in floats up to rounding.
+    A part with windows that another part of its rank holds too adds nothing but a message.
 
     Args:
         executor: any ``concurrent.futures`` executor; the result does not depend on it.
         between: seconds since the epoch; only windows that end inside are added.
+        columns: the columns to read, for speed; sums of all others are as if nobody knew them.
     """
     parts = sorted(parts, key=lambda part: (str(part.path.parent), part.number))
-    one = partial(fold_part, info=info, between=between)
+    one = partial(fold_part, info=info, between=between, columns=columns)
     done: Iterable[Totals] = executor.map(one, parts) if executor else map(one, parts)
-    return merge(list(done), info)
+    seen: dict[tuple[int, int], Part] = {}
+    kept = []
+    for part, totals in zip(parts, done, strict=True):
+        line = repeated(part, totals, seen)
+        kept.append(merge([], info, (line,)) if line else totals)
+    return merge(kept, info)
 
 
-def fold_part(part: Part, info: RecordingInfo, between: tuple[float, float] | None) -> Totals:
+def repeated(part: Part, totals: Totals, seen: dict[tuple[int, int], Part]) -> str:
+    """One line if another part holds windows of this one; else they are added to ``seen``.
+
+    Args:
+        seen: the part that holds each window, by rank and number of the window.
+    """
+    windows = [(part.rank, int(number)) for number in np.unique(totals.windows.window)]
+    twice = [seen[window] for window in windows if window in seen]
+    if twice:
+        return f"{part.label} holds windows that {twice[0].label} holds too: one is a copy"
+    seen.update(dict.fromkeys(windows, part))
+    return ""
+
+
+def fold_part(
+    part: Part,
+    info: RecordingInfo,
+    between: tuple[float, float] | None,
+    columns: Collection[str] | None = None,
+) -> Totals:
     """Totals of one part; a part that cannot be read adds nothing but its message."""
-    table = read_part(part, info)
+    table = read_part(part, info, columns)
     if isinstance(table, str):
         return merge([], info, (table,))
     if between is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from routeprof.errors import NotARecordingError
+from routeprof.recording.layers import LayerSource, union
 from routeprof.recording.schema import (
     INFO_FILE,
     KINDS,
@@ -22,32 +24,75 @@ from routeprof.recording.schema import (
     RecordingInfo,
 )
 
-_RANK = re.compile(r"^rank-(\d+)$")
+RANKS_PER_RUN = 100_000
+"""Rank r of the n-th of several runs has the number n · 100,000 + r; runs count from 0."""
+
+_BY_FACTOR = frozenset({"overflow", "overflow_steps", "capacity_slots"})
+"""Columns with one number for each capacity factor."""
+
+_RANK = re.compile(r"^rank-(\d{5})$")
 _PART = re.compile(r"^(" + "|".join(KINDS) + r")-(\d+)\.parquet$")
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part file."""
+    """One part file.
+
+    Attributes:
+        rank: number of its rank among all that were opened; see ``RANKS_PER_RUN``.
+        origin: the recording's directory, where several were opened.
+        factors: capacity factors of its recording, where those that were opened differ.
+    """
 
     path: Path
     kind: str
     rank: int
     number: int
+    origin: str = ""
+    factors: tuple[float, ...] | None = None
 
     @property
     def label(self) -> str:
         """How messages name it."""
-        return f"{self.path.parent.name}/{self.path.name}"
+        name = f"{self.path.parent.name}/{self.path.name}"
+        return f"{self.origin}/{name}" if self.origin else name
 
 
 @dataclass(frozen=True)
 class RankFiles:
-    """One rank's directory; ``state`` is None where ``rank.json`` is missing or damaged."""
+    """One rank's directory.
+
+    Attributes:
+        rank: its number in its own run.
+        state: None where ``rank.json`` is missing or damaged.
+        directory: the recording that it is in.
+        run: number of its run among those that were opened.
+        origin: the directory again, where several were opened.
+        passes: pass of each layer that it captures, by the layer's index.
+    """
 
     rank: int
     state: RankState | None
     parts: tuple[Part, ...]
+    directory: Path = Path()
+    run: int = 0
+    origin: str = ""
+    passes: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def number(self) -> int:
+        """Its number among all ranks that were opened, as in tables of steps and tokens."""
+        return self.run * RANKS_PER_RUN + self.rank
+
+    @property
+    def name(self) -> str:
+        """How messages name it."""
+        return f"rank {self.rank} of {self.origin}" if self.origin else f"rank {self.rank}"
+
+    @property
+    def owns_tokens(self) -> bool:
+        """Whether what it counted belongs into sums."""
+        return self.state is None or self.state.role.owns_tokens
 
     def missing(self) -> list[str]:
         """Names of parts that were written and are not there."""
@@ -63,18 +108,35 @@ class RankFiles:
 
 @dataclass(frozen=True)
 class RecordingFiles:
-    """A recording on disk at one moment."""
+    """A recording, or several, on disk at one moment.
+
+    Attributes:
+        directory: the recording, the earliest of several.
+        info: what is true for all of them; its layers are those of all ranks.
+        remarks: one line for each way in which several recordings differ.
+    """
 
     directory: Path
     info: RecordingInfo
     ranks: tuple[RankFiles, ...] = field(default_factory=tuple)
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        """All directories that ranks were found in."""
+        return tuple(dict.fromkeys(rank.directory for rank in self.ranks)) or (self.directory,)
+
+    @property
+    def runs(self) -> int:
+        """Number of runs that were opened."""
+        return len({rank.run for rank in self.ranks}) or 1
 
     def parts(self, kind: str) -> list[Part]:
         """Parts of a kind from ranks that own the tokens they see, in a fixed order."""
         return [
             part
             for rank in self.ranks
-            if rank.state is None or rank.state.role.owns_tokens
+            if rank.owns_tokens
             for part in rank.parts
             if part.kind == kind
         ]
@@ -86,6 +148,7 @@ def open_recording(path: str | Path) -> RecordingFiles:
     Raises:
         NotARecordingError: there is no recording at the path.
         NewerSchemaError: it was written by a newer routeprof.
+        MismatchError: two of its ranks have different layers under the same index.
     """
     directory = Path(path)
     info_file = directory / INFO_FILE
@@ -101,23 +164,28 @@ def open_recording(path: str | Path) -> RecordingFiles:
     except (OSError, UnicodeDecodeError) as error:
         raise NotARecordingError(f"{info_file} cannot be read ({error}); check it") from error
     info = RecordingInfo.from_json(text, str(info_file))
-    return RecordingFiles(directory, info, tuple(_ranks(directory)))
-
-
-def _ranks(directory: Path) -> list[RankFiles]:
-    ranks = []
+    found, said = [], LayerSource(INFO_FILE, info.layers, info.passes)
+    sources = [said]
     for child in sorted(directory.iterdir()):
         match = _RANK.match(child.name)
         if match and child.is_dir():
-            number = int(match.group(1))
-            ranks.append(RankFiles(number, _state(child), tuple(_parts(child, number))))
-    return ranks
+            rank = _rank(child, int(match.group(1)))
+            own = rank.state and LayerSource(rank.name, rank.state.layers, rank.state.passes)
+            source = own if own and own.layers else said
+            sources += [source] * (source is not said)
+            found.append(replace(rank, passes=source.by_index()))
+    layers, passes = union(sources)
+    return RecordingFiles(directory, replace(info, layers=layers, passes=passes), tuple(found))
+
+
+def _rank(directory: Path, rank: int) -> RankFiles:
+    return RankFiles(rank, _state(directory), tuple(_parts(directory, rank)), directory.parent)
 
 
 def _state(directory: Path) -> RankState | None:
     try:
         return RankState.from_json((directory / RANK_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 
@@ -130,11 +198,21 @@ def _parts(directory: Path, rank: int) -> list[Part]:
     return sorted(parts, key=lambda part: (part.kind, part.number))
 
 
-def read_part(part: Part, info: RecordingInfo) -> pa.Table | str:
-    """The part as a table of its kind's schema, or one line that says why it cannot be read."""
-    schema = SCHEMAS[part.kind]
+def read_part(
+    part: Part, info: RecordingInfo, columns: Collection[str] | None = None
+) -> pa.Table | str:
+    """The part as a table of its kind's schema, or one line that says why it cannot be read.
+
+    Its rank is the part's number, and its lists by capacity factor are of ``info``'s factors.
+
+    Args:
+        columns: the columns to read besides the rank; all others are null. None for all.
+    """
+    whole = SCHEMAS[part.kind]
+    names = whole.names if columns is None else ["rank", *columns]
+    schema = pa.schema([due for due in whole if due.name in names])
     try:
-        table = pq.ParquetFile(part.path, page_checksum_verification=True).read()
+        table = pq.ParquetFile(part.path, page_checksum_verification=True).read(schema.names)
         missing = [name for name in schema.names if name not in table.column_names]
         if missing:
             return f"{part.label} lacks the columns {', '.join(missing)}"
@@ -148,11 +226,29 @@ def read_part(part: Part, info: RecordingInfo) -> pa.Table | str:
             return f"{part.label} has columns of another type: {', '.join(wrong)}"
         table = table.cast(schema)
         table.validate(full=True)
-        fault = _fault(table, info)
+        fault = _fault(table, part, info)
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).strip().splitlines()
         fault = f"cannot be read: {reason[0] if reason else type(error).__name__}"
-    return f"{part.label} {fault}" if fault else table
+    return f"{part.label} {fault}" if fault else _placed(table, part, info, whole)
+
+
+def _placed(table: pa.Table, part: Part, info: RecordingInfo, schema: pa.Schema) -> pa.Table:
+    """The table with all columns of the schema, the part's number as rank, and info's factors."""
+    columns = {
+        due.name: table[due.name]
+        if due.name in table.column_names
+        else pa.nulls(table.num_rows, due.type)
+        for due in schema
+    }
+    columns["rank"] = pa.array(np.full(table.num_rows, part.rank, dtype=np.int32))
+    if part.factors is not None:
+        places = [part.factors.index(factor) for factor in info.capacity_factors]
+        for name in _BY_FACTOR.intersection(table.column_names):
+            lists = table[name].to_pylist()
+            chosen = [own and [own[place] for place in places] for own in lists]
+            columns[name] = pa.array(chosen, type=schema.field(name).type)
+    return pa.table(columns, schema=schema)
 
 
 def _kind(kind: pa.DataType) -> str:
@@ -166,8 +262,11 @@ def _kind(kind: pa.DataType) -> str:
     return "text" if text else "whole" if pa.types.is_integer(kind) else str(kind)
 
 
-def _fault(table: pa.Table, info: RecordingInfo) -> str:
-    """What contradicts ``recording.json``; empty if nothing does."""
+def _fault(table: pa.Table, part: Part, info: RecordingInfo) -> str:
+    """What contradicts its place or what ``recording.json`` says; empty if nothing does."""
+    ranks = set(column(table, "rank").to_pylist()) - {part.rank % RANKS_PER_RUN}
+    if ranks:
+        return f"is of rank {', '.join(map(str, ranks))} and lies in another rank's directory"
     if "layer" not in table.column_names:
         return ""
     layers = {layer.index: layer for layer in info.layers}
@@ -177,8 +276,8 @@ def _fault(table: pa.Table, info: RecordingInfo) -> str:
         return f"has layers that {INFO_FILE} does not name: {', '.join(map(str, unknown))}"
     experts = np.array([layers[index].experts for index in indices], dtype=np.int64)
     lengths = dict.fromkeys(("counts", "probability_mass", "weight_sum"), experts)
-    factors = np.full(len(indices), len(info.capacity_factors))
-    lengths |= dict.fromkeys(("overflow", "overflow_steps", "capacity_slots"), factors)
+    factors = info.capacity_factors if part.factors is None else part.factors
+    lengths |= dict.fromkeys(_BY_FACTOR, np.full(len(indices), len(factors)))
     if "ids" in table.column_names:
         top_k = np.array([layers[index].top_k for index in indices], dtype=np.int64)
         lengths["ids"] = column(table, "tokens").fill_null(0).to_numpy() * top_k

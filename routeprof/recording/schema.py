@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import pyarrow as pa
@@ -127,6 +127,8 @@ class RecordingInfo:
         passes: for each layer, the module whose forward pass is its step.
         window_seconds: how long a window should be; one is longer when the drain fell behind.
         started: seconds since the epoch.
+        run: name of the launch, the same for all its ranks on all nodes; empty where none was
+            given. Directories of one run are parts of one recording.
     """
 
     id: str
@@ -141,6 +143,7 @@ class RecordingInfo:
     imbalance_bins_per_octave: int = 32
     started: float = 0.0
     routeprof: str = ""
+    run: str = ""
 
     def to_json(self) -> str:
         """The text of ``recording.json``."""
@@ -179,11 +182,11 @@ class RecordingInfo:
     @classmethod
     def _build(cls, data: dict[str, Any], where: str) -> RecordingInfo:
         try:
-            data["layers"] = tuple(Layer(**layer) for layer in data["layers"])
+            data["layers"] = tuple(_layer(layer) for layer in data["layers"])
             data["passes"] = tuple(data["passes"])
-            data["model"] = ModelInfo(**data["model"])
+            data["model"] = ModelInfo(**_known(ModelInfo, data["model"]))
             data["capacity_factors"] = tuple(data["capacity_factors"])
-            return cls(**data)
+            return cls(**_known(cls, data))
         except (KeyError, TypeError) as error:
             raise NotARecordingError(
                 f"{where} lacks what a recording must say ({error}); it may be damaged: "
@@ -201,6 +204,10 @@ class RankState:
         parts: number of part files written, by kind.
         problems: what was lost or went wrong, by name; absent names did not happen.
         cost_seconds: own time in the engine's thread; busy_seconds: time of the steps measured.
+        layers, passes: what this rank captures where it is not what ``recording.json`` says, as
+            in a pipeline stage; empty where it is.
+        control: number of the newest request that the rank has obeyed; 0 for none.
+        pid_namespace: names the processes among which ``pid`` is one; empty where unknown.
     """
 
     role: RankRole = field(default_factory=RankRole)
@@ -214,6 +221,10 @@ class RankState:
     problems: dict[str, Any] = field(default_factory=dict)
     cost_seconds: float = 0.0
     busy_seconds: float = 0.0
+    layers: tuple[Layer, ...] = ()
+    passes: tuple[str, ...] = ()
+    control: int = 0
+    pid_namespace: str = ""
 
     def to_json(self) -> str:
         """The text of ``rank.json``."""
@@ -223,7 +234,25 @@ class RankState:
     def from_json(cls, text: str) -> RankState:
         """Parse ``rank.json``; raises ValueError, TypeError or KeyError where it is damaged."""
         data = json.loads(text)
-        data["role"] = RankRole(**data["role"])
+        data["role"] = RankRole(**_known(RankRole, data["role"]))
+        if not all(isinstance(number, int) for number in asdict(data["role"]).values()):
+            raise TypeError("a role consists of whole numbers")
         if not isinstance(data["parts"], dict) or not isinstance(data["problems"], dict):
             raise TypeError("parts and problems are mappings")
-        return cls(**data)
+        data["layers"] = tuple(_layer(layer) for layer in data.get("layers", ()))
+        data["passes"] = tuple(data.get("passes", ()))
+        if len(data["layers"]) != len(data["passes"]):
+            raise ValueError("each layer has a pass")
+        return cls(**_known(cls, data))
+
+
+def _known(kind: type[Any], data: dict[str, Any]) -> dict[str, Any]:
+    """The fields that this routeprof knows; a newer one of the same schema may write more."""
+    return {item.name: data[item.name] for item in fields(kind) if item.name in data}
+
+
+def _layer(data: dict[str, Any]) -> Layer:
+    layer = Layer(**_known(Layer, data))
+    if not all(isinstance(number, int) for number in (layer.index, layer.experts, layer.top_k)):
+        raise TypeError("index, experts and top_k of a layer are whole numbers")
+    return layer

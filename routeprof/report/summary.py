@@ -237,13 +237,20 @@ def key_figures(profile: Profile, rows: pd.DataFrame) -> list[tuple[str, str, st
     """Name, value and definition of what describes the recording as a whole."""
     model, info = profile.info.model, profile.info
     ranks = len(profile.files.ranks) if profile.files else 1
+    runs = profile.files.runs if profile.files else 1
     tags = [tag_name(tag) for tag in profile.tags] if set(profile.tags) - {None} else []
     figures = [
         ("model", _joined(" ", model.name, model.model_type and f"({model.model_type})"), ""),
         ("engine", _joined(" ", model.engine, model.engine_version), ""),
         ("device", _joined(", ", model.device, model.dtype), ""),
         ("recorded", duration(profile.seconds), "from the first window's start to the last's end"),
-        ("level", _joined(", ", info.level, ranks > 1 and f"{ranks} ranks"), "detail recorded"),
+        (
+            "level",
+            _joined(
+                ", ", info.level, ranks > 1 and f"{ranks} ranks", runs > 1 and f"{runs} recordings"
+            ),
+            "detail recorded",
+        ),
         ("selected", ", ".join(selection(profile)), "the numbers are of this part only"),
         ("steps", whole(_largest(rows["steps"])), "forward passes of the model"),
         ("tokens", whole(_largest(rows["tokens"])), "tokens of the layer that saw the most"),
@@ -305,6 +312,7 @@ def summary_json(profile: Profile, now: float | None = None) -> dict[str, Any]:
         "layers": rows.to_dict("records"),
         "phases": group_rows(profile, "phase"),
         "tags": group_rows(profile, "tag"),
+        "ranks": profile.ranks().to_dict("records"),
         "findings": [asdict(finding) for finding in profile.findings(now)],
     }
     data: dict[str, Any] = _data(summary)

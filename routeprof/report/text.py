@@ -18,6 +18,7 @@ from routeprof.diagnose import Finding, layer_list
 from routeprof.report.summary import (
     DROPS,
     Column,
+    coverage,
     group_rows,
     identity,
     key_figures,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from routeprof.profile import Profile
 
 LAYERS_SHOWN = 12
+RANKS_SHOWN = 16
 GAP = 2
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
@@ -79,6 +81,8 @@ def _parts(
     if profile.captured:
         yield from _layers(profile, rows, width, all_layers)
     yield from (Text(line, "bold red") for line in not_captured(profile))
+    if profile.files is not None and len(profile.files.ranks) > 1:
+        yield from _ranks(profile.ranks())
     for kind in ("phase", "tag"):
         groups = group_rows(profile, kind)
         if groups:
@@ -123,7 +127,7 @@ def _layers(
     yield Text("\nlayers, the most imbalanced first", "bold")
     yield table
     if len(listed) < len(ordered):
-        yield f"… and {len(ordered) - len(listed)} more; --all-layers shows them"
+        yield f"… and {len(ordered) - len(listed)} more; --all shows them"
     left = [column.name for number, column in enumerate(columns) if number not in kept]
     if left:
         yield Text(f"not shown at this width: {', '.join(left)}", "dim")
@@ -142,6 +146,33 @@ def _fitting(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: i
             break
         kept.append(number)
     return sorted(kept)
+
+
+def _ranks(ranks: pd.DataFrame) -> Iterator[RenderableType]:
+    table = _table()
+    directories = ranks["directory"].nunique() > 1
+    roles = [name for name in ("tp", "dp", "ep", "pp") if (ranks[name].fillna(0) > 0).any()]
+    for heading in ("rank", *roles, "tokens", "steps", "assignments", "coverage", "problems"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("state", *(["directory"] if directories else [])):
+        table.add_column(heading, overflow="fold")
+    for row in ranks.head(RANKS_SHOWN).to_dict("records"):
+        table.add_row(
+            identity(row["rank"]),
+            *(identity(row[name]) for name in roles),
+            whole(row["tokens"]) if row["owns_tokens"] else f"({whole(row['tokens'])})",
+            *(whole(row[name]) for name in ("steps", "assignments")),
+            coverage(row["coverage"]),
+            whole(row["problems"]),
+            Text(plain(row["state"] if row["owns_tokens"] else f"{row['state']}, twin")),
+            *([Text(plain(row["directory"]))] if directories else []),
+        )
+    yield Text("\nranks", "bold")
+    yield table
+    if len(ranks) > RANKS_SHOWN:
+        yield f"… and {len(ranks) - RANKS_SHOWN} more; --json has them all"
+    if not ranks["owns_tokens"].all():
+        yield "a twin sees the tokens of another rank: (in brackets) and not in the sums"
 
 
 def _groups(kind: str, groups: Sequence[dict[str, Any]]) -> Table:

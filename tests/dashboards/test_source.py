@@ -157,7 +157,7 @@ def test_unknown_trouble_is_a_line_too(writer: Writer, monkeypatch: pytest.Monke
     def broken(*_: Any) -> Any:
         raise RuntimeError("boom\nboom")
 
-    monkeypatch.setattr(module, "open_recording", broken)
+    monkeypatch.setattr(module, "open_recordings", broken)
     message = Source(writer.path).read().message
     assert "boom boom" in message
 

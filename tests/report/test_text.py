@@ -122,7 +122,7 @@ def test_fits_the_width_and_keeps_the_ratio_that_matters(width):
     printed = text.summary_text(large(), width=width)
     assert max(map(len, printed.splitlines())) <= width
     assert "max/mean" in printed
-    assert "… and 46 more; --all-layers shows them" in printed
+    assert "… and 46 more; --all shows them" in printed
     assert ("not shown at this width" in printed) == (width < 120)
     assert len(table_of(printed, "layers, the most")) == 12
     assert len(table_of(text.summary_text(large(), all_layers=True), "layers, the most")) == 58
@@ -218,7 +218,7 @@ def test_json_survives_a_strict_round_trip(partial):
     data = summary.summary_json(partial)
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     names = "model engine device level phase tag between coverage seconds steps tokens cost layers"
-    assert list(data) == [*names.split(), "phases", "tags", "findings"]
+    assert list(data) == [*names.split(), "phases", "tags", "ranks", "findings"]
     assert [layer["state"] for layer in data["layers"]] == ["captured", "silent", "unsupported"]
     for layer in data["layers"][1:]:
         assert all(
