@@ -211,9 +211,8 @@ class RoutingCounters:
         if kernels.fused_for(rows):
             from routeprof.capture import fused
 
-            own = slots.expand(rows.shape[0])
             fused.fold_steps(
-                self.totals, self.imbalance_max, rows, own, self.layout, self.constants
+                self.totals, self.imbalance_max, rows, slots, self.layout, self.constants
             )
         else:
             self._fold_sums(rows, slots[:1])
