@@ -6,7 +6,6 @@ cd "$(dirname "$0")/../.."
 PYTHON=${PYTHON:-python3}
 status=0
 "$PYTHON" -m pytest tests/gpu -m gpu -q -p no:cacheprovider || status=$?
-# 5 is pytest's word for: there was nothing to run.
-if test "$status" != 0 && test "$status" != 5; then exit "$status"; fi
+if test "$status" = 5; then exit 0; fi # pytest had nothing to run, and has said why
 "$PYTHON" -W ignore -m tests.gpu.bench
 exit "$status"
