@@ -7,6 +7,7 @@ capture and FakeTensorMode alike.
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from importlib.util import find_spec
 
@@ -16,10 +17,14 @@ from torch import Tensor
 from routeprof.capture.layout import BINS_PER_OCTAVE, GEMM_BUCKETS, Layout
 from routeprof.topology import Layer, RouterKind
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Triton's interpreter runs kernels on the CPU: slowly, for tests."""
+
 
 def fused_for(ids: Tensor) -> bool:
     """Whether the Triton kernels serve this tensor; a compiler fuses the others by itself."""
-    return ids.device.type == "cuda" and not torch.compiler.is_compiling() and _has_triton()
+    served = ids.device.type == "cuda" or INTERPRETED
+    return served and not torch.compiler.is_compiling() and _has_triton()
 
 
 @cache

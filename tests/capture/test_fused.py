@@ -51,6 +51,15 @@ def test_kernels_under_the_interpreter():
     assert int(skipped) == 3
 
 
+@pytest.mark.skipif(not INTERPRETS, reason="Triton 3.7 or later is not installed")
+def test_the_engine_capture_counts_through_them():
+    """The wiring: the same tests as with torch operators, under the interpreter."""
+    tests = ["test_only_real_rows_count[device-4-9]", "test_invalid_ids_are_tallied[device]"]
+    paths = [f"tests/capture/test_engine.py::{name}" for name in tests]
+    options = "-q -p no:xdist -p no:cacheprovider".split()
+    assert "2 passed" in python("-m", "pytest", *options, *paths, TRITON_INTERPRET="1")
+
+
 @needs_triton
 def test_kernels_compile_for_cuda(tmp_path):
     printed = python("-m", "tests.gpu.compiled", TRITON_CACHE_DIR=str(tmp_path))
