@@ -91,6 +91,7 @@ def open_session(
     device: torch.device,
     *,
     expects: bool = True,
+    stages: int = 1,
 ) -> Session:
     """Begin a recording for this process.
 
@@ -113,12 +114,12 @@ def open_session(
         with torch.inference_mode(False):
             capture = EngineCapture(_counters(tapped, settings, device), expects=expects)
     captures = {} if capture is None else {PASS: capture}
-    recorder = Recorder(settings.out, captures, info, role)
+    recorder = Recorder(
+        settings.out, captures, info, role, paused=settings.paused, own_layers=stages > 1
+    )
     unsupported = [layer for layer in layers if layer.unsupported]
     messages = [f"layer {layer.name} is not recorded: {layer.unsupported}" for layer in unsupported]
     recording = Recording(recorder, _nothing_to_remove, messages)
-    if settings.paused:
-        recording.pause()
     positions = {layer.index: place for place, layer in enumerate(tapped)}
     return Session(settings, recording, capture, positions)
 
@@ -143,6 +144,7 @@ def _info(settings: Settings, layers: Sequence[Layer], model: ModelInfo) -> Reco
         capacity_factors=DEFAULT_CAPACITY_FACTORS,
         started=time(),
         routeprof=__version__,
+        run=settings.run,
     )
 
 

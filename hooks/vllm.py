@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from routeprof.topology import ModelInfo, RankRole
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from routeprof.hooks.vllm_layers import Tap
+    from routeprof.hooks.vllm_layers import FoundRunner, Tap
 
 _MARK = "_routeprof"
 """Attribute that tells what has been wrapped: vLLM may load plugins more than once."""
@@ -107,10 +107,11 @@ def attach(worker: Any, wanted: Settings) -> None:
 
     runner = worker.model_runner
     config, model = runner.vllm_config, runner.get_model()
-    role = _role(worker, config.parallel_config)
+    found = find_runners(model, gate=wanted.gate)
+    shares = shares_rows(found, config.parallel_config)
+    role = _role(worker, config.parallel_config, shares)
     if hasattr(runner, _MARK) or not wants(wanted, role.rank):
         return
-    found = find_runners(model, gate=wanted.gate)
     if not found:
         say("this model has no MoE layers: nothing is recorded")
         return
@@ -121,9 +122,12 @@ def attach(worker: Any, wanted: Settings) -> None:
         [item.layer for item in found] + dense_layers(model, found), key=lambda layer: layer.index
     )
     # Where tensor-parallel ranks share rows out among themselves, the first expects them all.
-    expects = role.tp == 0 or not config.parallel_config.use_sequence_parallel_moe
-    session = open_session(wanted, layers, _model(runner), role, runner.device, expects=expects)
-    offset = _rows_of(config.parallel_config, role)
+    expects = role.tp == 0 or not shares
+    stages = int(config.parallel_config.pipeline_parallel_size)
+    session = open_session(
+        wanted, layers, _model(runner), role, runner.device, expects=expects, stages=stages
+    )
+    offset = _rows_of(config.parallel_config, role, shares)
     for item in found:
         if session.capture is not None and not item.layer.unsupported:
             tap(item, _take(session, item.layer.index, offset))
@@ -141,7 +145,18 @@ def _refused(item: Any, reason: str) -> Any:
     return replace(item, layer=replace(item.layer, unsupported=reason))
 
 
-def _role(worker: Any, parallel: Any) -> RankRole:
+def shares_rows(found: Sequence[FoundRunner], parallel: Any) -> bool:
+    """Whether tensor-parallel ranks share a batch's rows out among themselves.
+
+    vLLM's settings may ask for it, but not every model does it: Mixtral does not.
+    """
+    configs = [getattr(item.runner, "moe_config", None) for item in found]
+    return bool(parallel.use_sequence_parallel_moe) and all(
+        config is None or bool(config.is_sequence_parallel) for config in configs
+    )
+
+
+def _role(worker: Any, parallel: Any, shares: bool) -> RankRole:
     """This worker's part; ranks are counted over all data-parallel engines."""
     from vllm.distributed import parallel_state
 
@@ -159,7 +174,7 @@ def _role(worker: Any, parallel: Any) -> RankRole:
         dp=dp,
         ep=ep,
         pp=parallel_state.get_pp_group().rank_in_group,
-        owns_tokens=tp == 0 or bool(parallel.use_sequence_parallel_moe),
+        owns_tokens=tp == 0 or shares,
     )
 
 
@@ -182,7 +197,7 @@ Cut = Callable[[int], tuple[int, int, int]]
 """Rows that a router sees to the start, stop and offset of ``own_rows``."""
 
 
-def _rows_of(parallel: Any, role: RankRole) -> Cut | None:
+def _rows_of(parallel: Any, role: RankRole, shares: bool) -> Cut | None:
     """None where routers see this rank's rows and no others."""
     if parallel.data_parallel_size == 1:
         return None
@@ -200,7 +215,7 @@ def _rows_of(parallel: Any, role: RankRole) -> Cut | None:
             role.dp,
             role.tp,
             int(parallel.tensor_parallel_size),
-            bool(parallel.use_sequence_parallel_moe),
+            shares,
         )
 
     return cut
@@ -264,6 +279,7 @@ class Watch:
             return
         try:
             self.step = self.requests.read(scheduler_output)
+            capture.facts = self.requests.facts()
             if self.step.tokens:
                 capture.begin_pass(self.step.tokens, self.step.phase, len(self.step.scheduled))
         except Exception as error:

@@ -57,6 +57,12 @@ class Requests:
         phase = _phase(decoding, bool(drafts))
         return Step(output.total_num_scheduled_tokens, phase, computed, scheduled)
 
+    def facts(self) -> dict[str, int]:
+        """What happened to requests, for whoever reads the recording; names without cases left
+        out."""
+        facts = {"prefix_cached_tokens": self.cached_tokens, "preemptions": self.preempted}
+        return {name: count for name, count in facts.items() if count}
+
     def _new(self, requests: Sequence[Any]) -> dict[str, int]:
         for request in requests:
             self.preempted += request.req_id in self._prompts
@@ -114,6 +120,7 @@ def own_rows(
         tokens: rows that the router sees.
         across: rows of each data-parallel rank, padding included.
         shards: sizes of the sequence-parallel shards that were gathered, if they were.
+        sequence_parallel: whether the layer's rows are shared out among tensor-parallel ranks.
 
     Returns:
         start, stop, offset: count ``rows[start:stop]``, of which those from ``offset`` on are
@@ -130,11 +137,11 @@ def own_rows(
         start = sum(shards[:place])
         before = sum(shards[dp_rank * per_rank : place])
         return start, start + shards[place], -before
+    if sequence_parallel and tokens == shard:  # also where it is all of them, a single row
+        return 0, tokens, -tp_rank * shard
     if tokens == sum(across):
         start = sum(across[:dp_rank])
         return start, start + own, 0
     if tokens == own:
         return 0, tokens, 0
-    if sequence_parallel and tokens == shard:
-        return 0, tokens, -tp_rank * shard
     raise ValueError(f"{tokens} routed rows fit no data-parallel layout of {list(across)}")

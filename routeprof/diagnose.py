@@ -73,6 +73,7 @@ def _completeness(profile: Profile, now: float | None) -> Iterator[Finding]:
     yield from _missing_ranks(profile)
     yield from _twins(profile)
     yield from _remarks(profile)
+    yield from _facts(profile)
     yield from _notes(profile)
 
 
@@ -273,6 +274,32 @@ def _twins(profile: Profile) -> Iterator[Finding]:
 def _remarks(profile: Profile) -> Iterator[Finding]:
     for line in profile.files.remarks if profile.files else ():
         yield Finding("recordings-differ", "warning", line, "load them apart to see each whole")
+
+
+_FACTS: dict[str, tuple[str, str]] = {
+    "prefix_cached_tokens": (
+        "{} prompt tokens came from the prefix cache: they were not computed, so not routed",
+        "nothing is missing; tokens counts what was computed",
+    ),
+    "preemptions": (
+        "requests were preempted {} times and computed their tokens again",
+        "each computation is counted; a larger KV cache avoids them",
+    ),
+}
+
+
+def _facts(profile: Profile) -> Iterator[Finding]:
+    ranks = profile.files.ranks if profile.files and profile.is_whole else ()
+    for name, (text, suggestion) in _FACTS.items():
+        # All workers of an engine see the same requests: the first of each speaks for it.
+        first = [
+            rank.state
+            for rank in ranks
+            if rank.state is not None and not (rank.state.role.tp or rank.state.role.pp)
+        ]
+        count = sum(state.facts.get(name, 0) for state in first)
+        if count:
+            yield Finding(name.replace("_", "-"), "info", text.format(f"{count:,}"), suggestion)
 
 
 def _notes(profile: Profile) -> Iterator[Finding]:

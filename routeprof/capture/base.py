@@ -54,6 +54,7 @@ class Capture:
         unread_masks: passes with a mask that was not understood.
         step_log: notes of the newest steps since the last snapshot, when the recording keeps
             steps: no more than its ring has room for. ``noted`` counts all there ever were.
+        facts: what else a reader should know, counted by name.
     """
 
     def __init__(self, counters: RoutingCounters) -> None:
@@ -68,6 +69,7 @@ class Capture:
         ring = counters.step_ring
         self.step_log: deque[StepNote] = deque(maxlen=None if ring is None else ring.capacity)
         self.noted = 0
+        self.facts: dict[str, int] = {}
         self._lock = threading.Lock()
         self._thread = self._began = 0
         self._pending = 0

@@ -206,6 +206,8 @@ class RankState:
         cost_seconds: own time in the engine's thread; busy_seconds: time of the steps measured.
         layers, passes: what this rank captures where it is not what ``recording.json`` says, as
             in a pipeline stage; empty where it is.
+        facts: what else there is to know, counted by name: ``prefix_cached_tokens`` were not
+            computed, so not routed; ``preemptions`` made requests compute again.
         control: number of the newest request that the rank has obeyed; 0 for none.
         pid_namespace: names the processes among which ``pid`` is one; empty where unknown.
     """
@@ -223,6 +225,7 @@ class RankState:
     busy_seconds: float = 0.0
     layers: tuple[Layer, ...] = ()
     passes: tuple[str, ...] = ()
+    facts: dict[str, int] = field(default_factory=dict)
     control: int = 0
     pid_namespace: str = ""
 

@@ -327,3 +327,13 @@ def test_the_dashboard_follows_several_directories(tmp_path):
     assert tables(profile) == tables(loaded)
     shutil.copytree(paths[0], tmp_path / "copy")
     assert "one is a copy" in Source(*paths, tmp_path / "copy").read().message
+
+
+def test_what_happened_to_requests_is_said_once_an_engine(tmp_path):
+    """Ranks 0 and 1 are twins of one engine, 2 and 3 of another: each pair saw the same."""
+    directory = grid(tmp_path / "r")
+    for rank, cached in enumerate([5, 5, 1200, 1200]):
+        change(directory, rank, facts={"prefix_cached_tokens": cached})
+    found = codes(routeprof.load(directory))
+    assert "1,205 prompt tokens" in found["prefix-cached-tokens"]
+    assert "preemptions" not in found
