@@ -2,37 +2,47 @@
 
 ``routeprof run`` starts it in place of the program's own interpreter call. It waits for
 transformers to be imported, and attaches to every model with MoE layers that the program makes.
+What a serving engine makes is left to the plugins, which find the same settings in the environment
+of each of its processes.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
-import json
 import os
 import runpy
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING, Any
 
-SETTINGS_VARIABLE = "ROUTEPROF_RUN"
+from routeprof.hooks.roles import rank_here, role_of, world_size
+from routeprof.hooks.session import SETTINGS_VARIABLE, Settings, settings, wants
+
+if TYPE_CHECKING:
+    from routeprof.capture.recorder import Recording
+
 MODELS = "transformers.modeling_utils"
+ENGINES = {"vllm", "sglang"}
+"""Serving engines that have a plugin of their own."""
 
 
 class Attacher:
     """Records every finished model, each into a directory of its own."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
-        self.out = Path(settings.pop("out"))
-        self.settings = settings
-        self.recordings: list[Any] = []
+    def __init__(self, wanted: Settings) -> None:
+        self.wanted = wanted
+        self.recordings: list[Recording] = []
         self._making = threading.local()
+        self._pid = os.getpid()
         atexit.register(self.finish)
 
     def whole(self, make: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,15 +67,12 @@ class Attacher:
         from torch import nn
 
         from routeprof.errors import AlreadyAttachedError, NoMoELayersError
-        from routeprof.hooks.transformers import record
 
         model = result[0] if isinstance(result, tuple) else result
-        if not isinstance(model, nn.Module) or _is_empty(model):
+        if not isinstance(model, nn.Module) or _is_empty(model) or _inside_engine():
             return
         try:
-            number = len(self.recordings)
-            out = self.out if not number else self.out.with_name(f"{self.out.name}.{number + 1}")
-            recording = record(model, out, **self.settings)
+            recording = self._record(model)
         except (NoMoELayersError, AlreadyAttachedError):
             return
         except Exception as error:
@@ -75,13 +82,45 @@ class Attacher:
         for message in recording.messages:
             _say(message)
 
+    def _record(self, model: Any) -> Recording:
+        """Record into the directory that was asked for, or beside it, in the first free one."""
+        from routeprof.errors import RecordingExistsError
+        from routeprof.hooks.transformers import record
+
+        wanted = self.wanted
+        for number in count(1):
+            out = wanted.out if number == 1 else wanted.out.with_name(f"{wanted.out.name}.{number}")
+            with contextlib.suppress(RecordingExistsError):
+                return record(
+                    model,
+                    out,
+                    level=wanted.level,
+                    gate=wanted.gate,
+                    window=wanted.window,
+                    paused=wanted.paused,
+                    role=role_of(model),
+                )
+        raise AssertionError
+
     def finish(self) -> None:
         """Write what is left when the program ends."""
+        if os.getpid() != self._pid:
+            return  # a forked child, which recorded nothing
         for recording in self.recordings:
             recording.stop()
             _say(f"recorded {recording.info.model.name} in {recording.directory}")
-        if not self.recordings:
+        if not self.recordings and not ENGINES & sys.modules.keys():
             _say("no MoE model was made through transformers: nothing was recorded")
+
+
+def _inside_engine() -> bool:
+    """Whether a serving engine is making the model: its plugin records that better."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).partition(".")[0] in ENGINES:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_empty(model: Any) -> bool:
@@ -92,7 +131,8 @@ def _is_empty(model: Any) -> bool:
 
 
 def _say(text: str) -> None:
-    print(f"routeprof: {text}", file=sys.stderr)
+    rank = f"rank {rank_here()}: " if world_size() > 1 else ""
+    print(f"routeprof: {rank}{text}", file=sys.stderr)
 
 
 class ModelFinder(importlib.abc.MetaPathFinder):
@@ -141,22 +181,31 @@ def run_program(arguments: list[str]) -> None:
     first, rest = arguments[0], arguments[1:]
     if first == "-m":
         sys.argv = rest
-        sys.path[0] = str(Path.cwd())
+        _search_first(str(Path.cwd()))
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
     elif first == "-c":
         sys.argv = ["-c", *rest[1:]]
-        sys.path[0] = ""
+        _search_first("")
         exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
     else:
         sys.argv = arguments
-        sys.path[0] = str(Path(first).resolve().parent)
+        _search_first(str(Path(first).resolve().parent))
         runpy.run_path(first, run_name="__main__")
+
+
+def _search_first(directory: str) -> None:
+    """Look for modules there, where the interpreter looks in the directory it was started in."""
+    if not sys.flags.safe_path:
+        sys.path[0] = directory
 
 
 def main() -> None:
     """Install the hooks, then become the program."""
-    attacher = Attacher(json.loads(os.environ.pop(SETTINGS_VARIABLE)))
-    sys.meta_path.insert(0, ModelFinder(attacher))
+    wanted = settings()
+    if wanted is None:
+        sys.exit(f"routeprof: {SETTINGS_VARIABLE} is not set; start programs with routeprof run")
+    if wants(wanted, rank_here()):
+        sys.meta_path.insert(0, ModelFinder(Attacher(wanted)))
     run_program(sys.argv[1:])
 
 

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import atexit
 import os
-import platform
 import re
 import threading
 import warnings
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import time
 from types import TracebackType
 from typing import Any
 
+from routeprof.capture import control
+from routeprof.capture.base import Capture
 from routeprof.capture.layout import Layout
 from routeprof.capture.rings import StepRing, TokenRing
 from routeprof.capture.snapshot import Snapshot, StepNote, fetch_steps, fetch_tokens
-from routeprof.capture.steps import StepCapture
 from routeprof.capture.threads import stay_single
 from routeprof.capture.windows import row_columns, step_columns, token_columns, window_columns
 from routeprof.errors import InvalidTagError
@@ -37,6 +38,9 @@ from routeprof.topology import PHASES, RankRole
 
 RESERVED_TAGS = ("all", "untagged")
 MAX_TAG_LENGTH = 200
+PATIENCE_SECONDS = 10.0
+"""How long a window waits for a forward pass that runs on."""
+
 MAX_UNWRITTEN = 256
 """Windows of tags that are over, kept in memory while the disk takes none."""
 
@@ -70,7 +74,7 @@ class _Stream:
     """One group of layers: its capture, and how far it has been written."""
 
     name: str
-    capture: StepCapture
+    capture: Capture
     written: Snapshot | None = None
     steps_read: int = 0
     notes: deque[StepNote] = field(default_factory=deque)
@@ -96,26 +100,36 @@ class Recorder:
         captures: for each pass name, the capture of its layers.
         info: what ``recording.json`` is to say.
         role: this process's part in a parallel group.
+        paused: count nothing until it is switched on, nor while the hooks are being attached.
+        own_layers: other ranks hold other layers (pipeline stages), so that this one has to say
+            which it has.
     """
 
     def __init__(
         self,
         directory: Path,
-        captures: dict[str, StepCapture],
+        captures: Mapping[str, Capture],
         info: RecordingInfo,
         role: RankRole | None = None,
+        *,
+        paused: bool = False,
+        own_layers: bool = False,
     ) -> None:
         self.info = info
         self.streams = [_Stream(name, capture) for name, capture in captures.items()]
         for stream in self.streams:
             stream.tokens_read = [0] * len(stream.layout.layers)
             stream.notes = deque(maxlen=stream.capture.step_log.maxlen)
+        host, namespace = control.here()
         state = RankState(
             role=role or RankRole(),
             pid=os.getpid(),
-            host=platform.node(),
+            host=host,
+            pid_namespace=namespace,
             started=time(),
             flush_seconds=info.window_seconds,
+            layers=info.layers if own_layers else (),
+            passes=info.passes if own_layers else (),
         )
         self.writer = RecordingWriter(directory, info, state)
         self.problems: dict[str, Any] = {}
@@ -126,17 +140,29 @@ class Recorder:
         self._unwritten: list[dict[str, list[Any]]] = []
         self._window = 0
         self._window_start = time()
+        self._listener = control.Listener(directory)
+        self._state_lock = threading.RLock()
         self._stop = threading.Event()
+        self._when_stopped: list[Callable[[], None]] = []
         self._thread = threading.Thread(target=self._drain, name="routeprof-drain", daemon=True)
         self._thread.start()
         atexit.register(self.close)
+        _recorders.add(self)
+        if paused:
+            self.switch(False)
+        self._obey()  # a rank that comes late is to be as the others are
+        threading.Thread(target=self._listen, name="routeprof-control", daemon=True).start()
 
     # -- tags
 
     @contextmanager
     def tag(self, tag: str) -> Iterator[None]:
         """Label the steps that begin inside the block."""
-        number = self._open_tag(check_tag(tag))
+        check_tag(tag)
+        if self._stop.is_set():
+            yield
+            return
+        number = self._open_tag(tag)
         try:
             yield
         finally:
@@ -192,42 +218,115 @@ class Recorder:
 
     # -- on and off
 
-    def switch(self, on: bool) -> None:
-        """Count, or do not."""
-        for stream in self.streams:
-            stream.capture.switch(on)
-        try:
-            self.writer.write_state(state="recording" if on else "paused")
-        except Exception as error:
-            self._not_written(error)
+    def switch(self, on: bool, number: int = 0) -> None:
+        """Count, or do not; a recording that was stopped stays so.
 
-    def close(self) -> None:
-        """Write what is left and end the drain thread."""
-        if self._stop.is_set():
-            return
+        Args:
+            number: of the request that this obeys; 0 where it comes from within.
+        """
+        with self._state_lock:
+            if self._stop.is_set():
+                return
+            for stream in self.streams:
+                stream.capture.switch(on)
+            state = "recording" if on else "paused"
+            try:
+                self.writer.write_state(state=state, control=self._number(number))
+            except Exception as error:
+                self._not_written(error)
+
+    def on_stop(self, callback: Callable[[], None]) -> None:
+        """Have it called once nothing is counted any more, such as to remove the hooks."""
+        with self._state_lock:
+            if self._stop.is_set():
+                callback()
+            else:
+                self._when_stopped.append(callback)
+
+    def close(self, number: int = 0) -> None:
+        """Count no more, remove the hooks, write what is left and end the threads.
+
+        A second call waits for the first and does nothing.
+        """
+        with self._state_lock:
+            if self._stop.is_set():
+                return
+            self._stop.set()
+            try:
+                self._finish(number)
+            except Exception as error:  # whoever serves the model goes on, and is told
+                warnings.warn(
+                    f"the end of the recording {self.writer.directory} could not be written "
+                    f"({error}); make room and record again",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
+            finally:
+                atexit.unregister(self.close)
+
+    def _finish(self, number: int) -> None:
+        try:
+            # Before the hooks go: a pass that runs on without them would never end.
+            for stream in self.streams:
+                stream.capture.switch(False)
+            self._thread.join()
+            with self._collect_lock:
+                self._collect(final=True, patience=PATIENCE_SECONDS)
+        finally:
+            for callback in self._when_stopped:
+                callback()
+        changes = {"state": "stopped", "control": self._number(number)}
+        self.writer.write_state(**changes, **self._report())
+
+    def _number(self, number: int) -> int:
+        return max(number, self.writer.state.control)
+
+    def forget(self) -> None:
+        """In a forked child: the parent records; threads and their locks did not come along."""
+        self._stop, self._state_lock = threading.Event(), threading.RLock()
         self._stop.set()
         atexit.unregister(self.close)
-        self._thread.join()
+        for stream in self.streams:
+            stream.capture.enabled = False
+            stream.capture._lock = threading.Lock()
+        for callback in self._when_stopped:
+            callback()
+
+    # -- the control thread: the drain thread may be waiting for a pass, or for the disk
+
+    def _listen(self) -> None:
+        stay_single()
+        while not self._stop.wait(control.POLL_SECONDS):
+            self._obey()
+            if time() - self.writer.state.updated > control.HEARTBEAT_SECONDS:
+                with suppress(OSError):  # the drain thread meets it, too, and says so
+                    self.writer.write_state()
+
+    def _obey(self) -> None:
+        """Do what another process asks for; whatever goes wrong is only noted."""
         try:
-            with self._collect_lock:
-                self._collect(final=True, patience=10.0)
-                self.writer.write_state(state="stopped", **self._report())
-        except Exception as error:  # whoever serves the model goes on, and is told
-            warnings.warn(
-                f"the end of the recording {self.writer.directory} could not be written "
-                f"({error}); make room and record again",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            request = self._listener.poll()
+            if request is None:
+                return
+            if request.want == "stopped":
+                self.close(request.number)
+            else:
+                self.switch(request.want == "recording", request.number)
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}"
+            if self.problems.get("last_control_failure") != message:
+                self._add("control_failures", 1)
+                self.problems["last_control_failure"] = message
 
     # -- the drain thread
 
     def _drain(self) -> None:
         stay_single()
-        while not self._stop.wait(self.info.window_seconds):
+        window = self.info.window_seconds
+        while not self._stop.wait(window):
             try:
                 with self._collect_lock:
-                    self._collect(final=False, patience=self.info.window_seconds)
+                    self._collect(final=False, patience=min(window, PATIENCE_SECONDS))
             except Exception as error:  # the engine must not notice, the reader must
                 self._not_written(error)
 
@@ -356,7 +455,13 @@ class Recorder:
                 problems.setdefault("first_hook_failure", capture.failures.first)
         cost = sum(sum(capture.cost_ns) for capture in captures) / 1e9
         busy = sum(capture.busy_ns for capture in captures) / 1e9
-        return {"problems": problems, "cost_seconds": cost, "busy_seconds": busy}
+        facts = {name: count for capture in captures for name, count in capture.facts.items()}
+        return {
+            "problems": problems,
+            "facts": facts,
+            "cost_seconds": cost,
+            "busy_seconds": busy,
+        }
 
 
 def _without_slots(snapshot: Snapshot, base: int) -> Snapshot:
@@ -372,6 +477,18 @@ def _without_slots(snapshot: Snapshot, base: int) -> Snapshot:
     )
 
 
+_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for recorder in list(_recorders):
+        recorder.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
+
+
 class Recording:
     """A recording under way: what ``routeprof.record`` returns.
 
@@ -381,7 +498,8 @@ class Recording:
     def __init__(
         self, recorder: Recorder, detach: Callable[[], None], messages: Sequence[str] = ()
     ) -> None:
-        self._recorder, self._detach = recorder, detach
+        self._recorder = recorder
+        recorder.on_stop(detach)
         self.messages = tuple(messages)
         """What the user should know about attaching, one line each."""
 
@@ -413,7 +531,6 @@ class Recording:
 
     def stop(self) -> None:
         """Remove the hooks and write what is left. Calling it again does nothing."""
-        self._detach()
         self._recorder.close()
 
     def __enter__(self) -> Recording:

@@ -8,10 +8,14 @@ from typing import Annotated
 import typer
 
 from routeprof import __version__
+from routeprof.commands.attach import attach
+from routeprof.commands.control import pause, start, stop
 from routeprof.commands.dashboard import dashboard
 from routeprof.commands.demo import demo
+from routeprof.commands.detach import detach
 from routeprof.commands.report import report
 from routeprof.commands.run import run
+from routeprof.commands.status import status
 from routeprof.commands.summary import summary
 from routeprof.errors import RouteprofError
 
@@ -27,6 +31,8 @@ app.command()(demo)
 app.command(
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )(run)
+for verb in (attach, detach, start, pause, stop, status):
+    app.command()(verb)
 app.command()(summary)
 app.command()(report)
 app.command()(dashboard)

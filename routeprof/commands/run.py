@@ -4,82 +4,68 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
-from pathlib import Path
+import uuid
 from typing import Annotated
 
 import typer
 
+from routeprof.commands.options import Gate, Level, Out, Window, check_options
+from routeprof.commands.program import hooked
 from routeprof.errors import RecordingExistsError, UsageError
-from routeprof.hooks.launch import SETTINGS_VARIABLE
-
-PYTHON_OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+from routeprof.hooks.session import SETTINGS_VARIABLE
 
 
 def run(
-    out: Annotated[
-        Path, typer.Option("-o", "--out", help="Where the recording goes.", show_default=False)
-    ],
+    out: Out,
     command: Annotated[
         list[str], typer.Argument(help="What to run, after --.", show_default=False)
     ],
-    level: Annotated[str, typer.Option(help="windows, steps or tokens.")] = "windows",
-    gate: Annotated[bool, typer.Option(help="Keep the router's outputs too.")] = True,
-    window: Annotated[float, typer.Option(help="Seconds that a window lasts.")] = 1.0,
+    level: Level = "windows",
+    gate: Gate = True,
+    window: Window = 1.0,
     paused: Annotated[
-        bool, typer.Option("--paused", help="Attach, but count nothing yet.")
+        bool, typer.Option("--paused", help="Attach, but count nothing until routeprof start.")
     ] = False,
+    ranks: Annotated[str, typer.Option(help="Ranks to record, such as 0,2.")] = "all",
 ) -> None:
-    """Run a Python program and record every MoE model it loads through transformers.
+    """Run a Python program and record every MoE model it serves or loads.
 
-    The program is not changed; its exit status and signals are its own. A second model is
-    recorded beside the first, in OUT.2.
+    COMMAND is python SCRIPT, python -m MODULE, torchrun …, vllm serve …, or any other script that
+    Python runs. The program is not changed; its exit status and signals are its own. A second
+    model is recorded beside the first, in OUT.2.
 
     Example: routeprof run -o runs/mixtral -- python generate.py --prompt hello
+
+    Example: routeprof run -o runs/mixtral --paused -- vllm serve mistralai/Mixtral-8x7B-v0.1
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    check_options(level, window)
+    program = hooked(command)
+    if not program.shared and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RecordingExistsError(f"{out} is not empty; choose another directory for -o")
-    settings = {"out": str(out.absolute()), "level": level, "gate": gate, "window": window}
-    launch(command, settings | {"paused": paused})
-
-
-def launch(command: list[str], settings: dict[str, object]) -> None:
-    """Replace this process by the command, hooked.
-
-    Raises:
-        UsageError: the command is not one that can be hooked.
-    """
-    if not command:
-        raise UsageError("nothing to run; name a command after --, such as: -- python script.py")
-    program = shutil.which(command[0])
-    if program is None:
-        raise UsageError(f"{command[0]} is not a program; name a command after --")
-    if not is_python(program):
-        raise UsageError(
-            f"cannot hook {command[0]}: only Python programs are; "
-            "run it as: -- python -m MODULE, or -- python SCRIPT"
-        )
-    options, rest = split_options(command[1:])
-    if not rest:
-        raise UsageError("python needs a script, -m MODULE or -c CODE to run")
-    hooked = [program, *options, "-m", "routeprof.hooks.launch", *rest]
+    settings = {
+        "out": str(out.absolute()),
+        "level": level,
+        "gate": gate,
+        "window": window,
+        "paused": paused,
+        "ranks": rank_list(ranks),
+        "run": uuid.uuid4().hex,
+    }
     environment = {**os.environ, SETTINGS_VARIABLE: json.dumps(settings)}
     sys.stdout.flush()
-    os.execve(program, hooked, environment)
+    os.execve(program.arguments[0], program.arguments, environment)
 
 
-def is_python(program: str) -> bool:
-    """Whether the program is a Python interpreter, by its name."""
-    return Path(program).name.startswith("python")
+def rank_list(text: str) -> list[int] | None:
+    """Ranks by number; None for all.
 
-
-def split_options(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Options of the interpreter, and the rest: a script, ``-m`` or ``-c`` and what follows."""
-    position = 0
-    while position < len(arguments):
-        word = arguments[position]
-        if not word.startswith("-") or word in ("-", "-m", "-c"):
-            break
-        position += 2 if word in PYTHON_OPTIONS_WITH_VALUE else 1
-    return arguments[:position], arguments[position:]
+    Raises:
+        UsageError: the text is neither ``all`` nor numbers between commas.
+    """
+    if text == "all":
+        return None
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise UsageError(f"ranks {text!r} are not understood; write all, or numbers such as 0,2")
+    return sorted({int(word) for word in words})

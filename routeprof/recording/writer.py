@@ -63,18 +63,19 @@ class RecordingWriter:
             temporary.unlink(missing_ok=True)
             raise
         temporary.replace(target)
-        self.state.parts[kind] = number + 1
+        with self._lock:  # another thread may be writing the state out
+            self.state = replace(self.state, parts=self.state.parts | {kind: number + 1})
 
     def write_info(self, info: RecordingInfo) -> None:
         """Replace ``recording.json``."""
         self.info = info
-        _write_whole(self.directory / INFO_FILE, info.to_json())
+        write_whole(self.directory / INFO_FILE, info.to_json())
 
     def write_state(self, **changes: Any) -> None:
-        """Update ``rank.json``; the user's thread and the drain thread both do."""
+        """Update ``rank.json``; the user's thread and the recorder's threads all do."""
         with self._lock:
             self.state = replace(self.state, updated=time(), **changes)
-            _write_whole(self.rank / RANK_FILE, self.state.to_json())
+            write_whole(self.rank / RANK_FILE, self.state.to_json())
 
 
 def _dictionary_columns(schema: pa.Schema) -> list[str]:
@@ -97,10 +98,11 @@ def _claim(directory: Path, rank: Path, info: RecordingInfo, world_size: int) ->
             f"{rank} exists: another process records this rank; choose another directory"
         ) from None
     if not (directory / INFO_FILE).exists():
-        _write_whole(directory / INFO_FILE, info.to_json())
+        write_whole(directory / INFO_FILE, info.to_json())
 
 
-def _write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file at once: whoever reads it sees the old text or the new one."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
