@@ -4,35 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from routeprof.errors import AttachError
-from routeprof.hooks.symbols import addresses
+from routeprof.hooks.proc import RIGHTS, free_address, functions, is_waiting, python_version
 
 METHODS = ("remote_exec", "gdb", "lldb")
-FUNCTIONS = (
-    "mmap",
-    "PyRun_SimpleString",
-    "Py_AddPendingCall",
-    "Py_MakePendingCalls",
-    "PyGILState_Ensure",
-    "PyGILState_Release",
-)
-ROOM = 1 << 16
 DEBUGGER_SECONDS = 60
 """A debugger that takes longer is stopped."""
 
-RIGHTS = (
-    "run this with sudo, or allow it: sysctl kernel.yama.ptrace_scope=0 on the host, "
-    "--cap-add=SYS_PTRACE for a container"
-)
 _DENIED = re.compile(r"not permitted|permission denied|access denied", re.IGNORECASE)
 _SCRIPT = Path(__file__).with_name("in_gdb.py")
 
@@ -102,37 +90,6 @@ def wake(pid: int, method: str) -> None:
         )
 
 
-def is_waiting(pid: int) -> bool:
-    """Whether the main thread waits in a system call."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1] == "S"
-    except OSError:
-        return False
-
-
-def python_version(pid: int) -> tuple[int, int] | None:
-    """Version of the Python that a process runs, by the names of what it has loaded; or None."""
-    for pattern in (r"/libpython(\d)\.(\d+)", r"/python(\d)\.(\d+)\n", r"/python(\d)\.(\d+)/"):
-        found = re.search(pattern, maps(pid))
-        if found:
-            return int(found[1]), int(found[2])
-    return None
-
-
-def maps(pid: int) -> str:
-    """What a process has mapped, one line each.
-
-    Raises:
-        AttachError: there is no such process, or it may not be looked at.
-    """
-    try:
-        return Path(f"/proc/{pid}/maps").read_text()
-    except PermissionError:
-        raise AttachError(f"no right to attach to {pid}; {RIGHTS}") from None
-    except OSError:
-        raise AttachError(f"there is no process {pid} here; see ps, or nvidia-smi") from None
-
-
 # -- the methods
 
 
@@ -190,54 +147,44 @@ def _lldb(pid: int, *commands: str) -> None:
 
 
 def _debug(pid: int, command: list[str], environment: dict[str, str]) -> None:
-    try:
-        done = subprocess.run(
+    with (
+        _undisturbed(),
+        subprocess.Popen(
             command,
             env=os.environ | environment,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=DEBUGGER_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise AttachError(f"{command[0]} did not come to an end with process {pid}") from None
-    said = done.stderr
+            start_new_session=True,
+        ) as debugger,
+    ):
+        try:
+            _, said = debugger.communicate(timeout=DEBUGGER_SECONDS)
+        except subprocess.TimeoutExpired:
+            debugger.terminate()  # not killed: it has to let the process go
+            with suppress(subprocess.TimeoutExpired):
+                debugger.wait(10)
+            debugger.kill()
+            raise AttachError(
+                f"{command[0]} did not come to an end with process {pid}; try again later"
+            ) from None
     if _DENIED.search(said):
         raise AttachError(f"no right to attach to {pid}; {RIGHTS}")
     faults = [line for line in said.splitlines() if line.startswith(("failed: ", "error: "))]
-    if faults or done.returncode:
+    if faults or debugger.returncode:
         why = " ".join((faults or said.strip().splitlines() or ["no reason given"])[-1].split())
         raise AttachError(f"{command[0]} cannot hook process {pid} ({why}); try another --method")
 
 
-def functions(pid: int) -> dict[str, int]:
-    """Addresses of what is to be called in a process.
-
-    Raises:
-        AttachError: the process has no such functions.
-    """
-    at = addresses(pid, maps(pid), FUNCTIONS)
-    missing = [name for name in FUNCTIONS if name not in at]
-    if missing:
-        raise AttachError(f"process {pid} has no {missing[0]}: it is no Python of a kind we know")
-    return at
-
-
-def free_address(pid: int) -> int:
-    """Where a process has nothing mapped, below 2^37, which any 64-bit system can map.
-
-    Raises:
-        AttachError: there is no room.
-    """
-    used = [
-        tuple(int(end, 16) for end in line.split(maxsplit=1)[0].split("-"))
-        for line in maps(pid).splitlines()
-    ]
-    for _ in range(1000):
-        address = random.randrange(1 << 36, 1 << 37, ROOM)
-        if all(end <= address or address + ROOM <= start for start, end in used):
-            return address
-    raise AttachError(
-        f"process {pid} has no room left in its memory; start it again under routeprof run"
-    )
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ctrl-C has to wait: a debugger that is interrupted may leave the process in mid-call."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -20,7 +20,8 @@ from time import monotonic
 from typing import Any
 
 from routeprof.errors import AttachError
-from routeprof.hooks.inject import RIGHTS, choose, inject, maps, python_version, wake
+from routeprof.hooks.inject import choose, inject, wake
+from routeprof.hooks.proc import RIGHTS, maps, python_version
 
 TIMEOUT_SECONDS = 10.0
 PATIENCE_SECONDS = 2.0

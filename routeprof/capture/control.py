@@ -174,7 +174,9 @@ def is_alive(state: RankState) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        pass
+    with suppress(OSError):  # it may have ended without its parent's having noticed
+        return Path(f"/proc/{state.pid}/stat").read_text("utf-8").rpartition(") ")[2][:1] != "Z"
     return True
 
 

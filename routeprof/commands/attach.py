@@ -32,7 +32,8 @@ def attach(
 
     Example: routeprof attach 4242 -o runs/live --duration 60
     """
-    from routeprof.commands.detach import remember
+    from routeprof.commands.control import ask
+    from routeprof.commands.detach import forget, remember
     from routeprof.errors import UsageError
     from routeprof.hooks.inject import METHODS
     from routeprof.hooks.process import AttachSettings
@@ -43,12 +44,19 @@ def attach(
         raise UsageError(f"method {method!r} is not one of auto, {', '.join(METHODS)}")
     settings = AttachSettings(str(out.absolute()), level, gate, window, duration)
     attached = attach_to(pid, settings, method=method)
-    remember(pid, attached.directories)
+    noted = remember(pid, attached.directories)
     _say(pid, attached)
     if duration is None:
-        typer.echo(f"end it with: routeprof detach {pid}")
-    else:
+        end = f"detach {pid}" if noted else f"stop {out}"
+        typer.echo(f"end it with: routeprof {end}")
+        return
+    try:
         _wait(attached.directories, duration)
+    except KeyboardInterrupt:
+        for directory in attached.directories:
+            ask(directory, "stopped", 15.0)
+    finally:
+        forget(pid)
 
 
 def _say(pid: int, attached: Attached) -> None:

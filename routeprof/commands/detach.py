@@ -34,15 +34,18 @@ def detach(
     forget(int(target))
 
 
-def remember(pid: int, directories: Sequence[Path]) -> None:
-    """Note where a process is being recorded."""
-    _notes().joinpath(f"{pid}.json").write_text(json.dumps([str(path) for path in directories]))
+def remember(pid: int, directories: Sequence[Path]) -> bool:
+    """Note where a process is being recorded, if there is a place to note it."""
+    with suppress(OSError, AttachError):
+        _note(pid).write_text(json.dumps([str(path) for path in directories]))
+        return True
+    return False
 
 
 def forget(pid: int) -> None:
     """Forget the process."""
-    with suppress(FileNotFoundError):
-        _notes().joinpath(f"{pid}.json").unlink()
+    with suppress(OSError, AttachError):
+        _note(pid).unlink()
 
 
 def recordings_of(pid: int) -> list[Path]:
@@ -54,7 +57,7 @@ def recordings_of(pid: int) -> list[Path]:
     from routeprof.capture.control import rank_states
 
     with suppress(OSError, ValueError, TypeError):
-        noted = [Path(path) for path in json.loads(_notes().joinpath(f"{pid}.json").read_text())]
+        noted = [Path(path) for path in json.loads(_note(pid).read_text())]
         # The number may have been given to another process since.
         found = [path for path in noted if path.is_dir()]
         if any(state.pid == pid for path in found for state in rank_states(path).values()):
@@ -62,10 +65,10 @@ def recordings_of(pid: int) -> list[Path]:
     raise AttachError(f"process {pid} was not attached to; name the recording: routeprof stop DIR")
 
 
-def _notes() -> Path:
-    """A folder of this user's alone."""
+def _note(pid: int) -> Path:
+    """A file in a folder of this user's alone."""
     folder = Path(tempfile.gettempdir()) / f"routeprof-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
         raise AttachError(f"{folder} belongs to another user; remove it")
-    return folder
+    return folder / f"{pid}.json"

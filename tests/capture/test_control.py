@@ -293,6 +293,7 @@ def test_a_killed_rank_is_named_and_not_waited_for(path):
     process = child(path, 1, 2)
     ask(path, "paused")
     process.kill()
+    until(lambda: health(rank_states(path)[1], time()) == "dead")
     process.communicate()
     began = monotonic()
     number = request(path, "recording")

@@ -17,8 +17,15 @@ import pytest
 
 from routeprof.errors import AttachError
 from routeprof.hooks import process
-from routeprof.hooks.inject import FUNCTIONS, ROOM, free_address, functions, maps, python_version
-from routeprof.hooks.symbols import read_elf
+from routeprof.hooks.proc import (
+    FUNCTIONS,
+    ROOM,
+    free_address,
+    functions,
+    maps,
+    python_version,
+    read_elf,
+)
 from tests.commands.watching import BUSY, Spoken
 
 linux = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc")

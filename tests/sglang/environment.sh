@@ -20,7 +20,7 @@ fi
 $pip torch==2.13.0 setuptools==78.1.1 wheel 'numpy<2.4' transformers==5.19.0 \
     pyarrow pandas typer rich pytest pytest-timeout \
     aiohttp anthropic compressed-tensors diskcache distro easydict einops fastapi gguf interegular \
-    ipython llguidance modelscope msgspec ninja numba nvidia-ml-py openai==2.8.0 orjson packaging \
+    ipython jsonschema llguidance modelscope msgspec ninja numba nvidia-ml-py openai==2.8.0 orjson packaging \
     partial-json-parser pillow prometheus-client psutil pybase64 pycountry pydantic \
     python-multipart pyzmq referencing requests scipy sentencepiece setproctitle tiktoken triton \
     uvicorn uvloop watchfiles websockets xgrammar xxhash zstandard

@@ -23,8 +23,7 @@ import pytest
 
 import routeprof
 from routeprof import Profile
-from tests.vllm import models
-from tests.vllm.models import SHAPES, Shape
+from tests.vllm.models import SHAPES, Shape, write
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
@@ -240,5 +239,6 @@ class Engines:
 @pytest.fixture(scope="session")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
     folder = tmp_path_factory.mktemp("vllm")
-    models.make(folder / "models")
+    for name in SHAPES:
+        write(folder / "models" / name, name)
     return Engines(folder)

@@ -131,16 +131,17 @@ def server(engines: Engines, tmp_path: Path) -> Iterator[Server]:
     environment = engines.environment(VLLM_ENABLE_V1_MULTIPROCESSING="1")
     environment["PATH"] = f"{programs}:{environment['PATH']}"
     model = engines.folder / "models" / "mixtral"
-    run = [str(programs / "routeprof"), "run", "-o", str(out), "--window", str(WINDOW), "--"]
-    serve = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    options = (
-        f"--served-model-name tiny --host 127.0.0.1 --port {port} --enforce-eager --no-enable-prefix-caching --max-model-len 512 --max-num-seqs 16 "
-        "--gpu-memory-utilization 0.3"
-    ).split()
+    command = [
+        *(str(programs / "routeprof"), "run", "-o", str(out), "--window", str(WINDOW), "--"),
+        *("python", "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
+        *("--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)),
+        *("--enforce-eager", "--no-enable-prefix-caching", "--gpu-memory-utilization", "0.3"),
+        *("--max-model-len", "512", "--max-num-seqs", "16"),
+    ]
     log = tmp_path / "log"
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [*run, *serve, *options],
+            command,
             cwd=ROOT,
             env=environment,
             stdout=file,
@@ -158,7 +159,10 @@ def server(engines: Engines, tmp_path: Path) -> Iterator[Server]:
 
 
 def test_pause_start_and_kill(server: Server):
-    first = server.ask_all(prompts(3, 40, 7, 1, 90, 12, 25, 60, seed=2))
+    # A small first batch would kill vLLM 0.32 by itself: where the processor has AMX, attention
+    # uses it before a matrix product has asked the kernel for it.
+    first = server.ask_all(prompts(100))
+    first += server.ask_all(prompts(3, 40, 7, 1, 90, 12, 25, 60, seed=2))
     wait_until(lambda: server.counted() == first, f"{first} tokens", SLACK)
 
     server.control("paused")
@@ -179,7 +183,8 @@ def test_pause_start_and_kill(server: Server):
     assert safe > 0
     assert seen + safe <= server.counted() <= seen + server.sent - sent
     assert profile.coverage == 1.0
-    assert "not-stopped" in {finding.code for finding in profile.findings()}
+    later = {finding.code for finding in profile.findings(now=killed + 3600)}
+    assert "not-stopped" in later
 
 
 def kill_under_load(server: Server) -> float:

@@ -1,11 +1,31 @@
-"""Where the functions of a running process are: read from its files, while it runs on."""
+"""A running process, seen from outside while it runs on: what it has loaded, and where."""
 
 from __future__ import annotations
 
+import random
 import re
 import struct
 from collections.abc import Collection
 from pathlib import Path
+
+from routeprof.errors import AttachError
+
+RIGHTS = (
+    "run this with sudo, or allow it: sysctl kernel.yama.ptrace_scope=0 on the host, "
+    "--cap-add=SYS_PTRACE for a container"
+)
+FUNCTIONS = (
+    "mmap",
+    "PyRun_SimpleString",
+    "Py_AddPendingCall",
+    "Py_MakePendingCalls",
+    "PyGILState_Ensure",
+    "PyGILState_Release",
+)
+"""What a debugger calls in the process."""
+
+ROOM = 1 << 16
+"""Bytes that are looked for."""
 
 SYMBOL_TABLES = (2, 11)
 """Section types: all symbols, and those for the dynamic linker."""
@@ -14,6 +34,72 @@ LOADED = 1
 """Type of a segment that is mapped."""
 
 _WHERE_FUNCTIONS_ARE = re.compile(r"/(libpython|libc[.-]|ld-musl|libmusl)[^/]*$")
+
+
+def maps(pid: int) -> str:
+    """What a process has mapped, one line each.
+
+    Raises:
+        AttachError: there is no such process, or it may not be looked at.
+    """
+    try:
+        return Path(f"/proc/{pid}/maps").read_text()
+    except PermissionError:
+        raise AttachError(f"no right to attach to {pid}; {RIGHTS}") from None
+    except OSError:
+        raise AttachError(f"there is no process {pid} here; see ps, or nvidia-smi") from None
+
+
+def python_version(pid: int) -> tuple[int, int] | None:
+    """Version of the Python that a process runs, by the names of what it has loaded; or None."""
+    for pattern in (r"/libpython(\d)\.(\d+)", r"/python(\d)\.(\d+)\n", r"/python(\d)\.(\d+)/"):
+        found = re.search(pattern, maps(pid))
+        if found:
+            return int(found[1]), int(found[2])
+    return None
+
+
+def is_waiting(pid: int) -> bool:
+    """Whether the main thread waits in a system call."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1] == "S"
+    except OSError:
+        return False
+
+
+def free_address(pid: int) -> int:
+    """Where a process has nothing mapped, below 2^37, which any 64-bit system can map.
+
+    Raises:
+        AttachError: there is no room.
+    """
+    used = [
+        tuple(int(end, 16) for end in line.split(maxsplit=1)[0].split("-"))
+        for line in maps(pid).splitlines()
+    ]
+    for _ in range(1000):
+        address = random.randrange(1 << 36, 1 << 37, ROOM)
+        if all(end <= address or address + ROOM <= start for start, end in used):
+            return address
+    raise AttachError(
+        f"process {pid} has no room left in its memory; start it again under routeprof run"
+    )
+
+
+def functions(pid: int) -> dict[str, int]:
+    """Addresses of what is to be called in a process.
+
+    Raises:
+        AttachError: the process has no such functions.
+    """
+    at = addresses(pid, maps(pid), FUNCTIONS)
+    missing = [name for name in FUNCTIONS if name not in at]
+    if missing:
+        raise AttachError(f"process {pid} has no {missing[0]}: it is no Python of a kind we know")
+    return at
+
+
+# -- symbols
 
 
 def addresses(pid: int, maps: str, names: Collection[str]) -> dict[str, int]:
