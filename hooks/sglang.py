@@ -264,12 +264,18 @@ class Watch:
     def begin(self, batch: Any) -> None:
         """Open the step that a ForwardBatch is, if it is one."""
         capture = self.session.capture
-        if capture is None or not capture.enabled:
+        if capture is None:
             return
         try:
             step = read_step(batch)
             if step is None:
                 return
+            cached = self.requests.follow(batch)
+            if not capture.enabled:
+                return
+            if cached:
+                cached += capture.facts.get("prefix_cached_tokens", 0)
+                capture.facts = {"prefix_cached_tokens": cached}
             if step.phase is None:
                 capture.missed += 1
                 capture.missed_tokens += step.rows

@@ -66,6 +66,22 @@ class Requests:
     _numbers: dict[str, int] = field(default_factory=dict)
     _seen: int = 0
 
+    def follow(self, batch: Any) -> int:
+        """Meet the requests of a prefill, also while nothing is counted.
+
+        Returns:
+            How many tokens of new requests the prefix cache had: nobody routes them. Later
+            prefills of the same request follow on what it computed itself.
+        """
+        prefixes = batch.extend_prefix_lens_cpu
+        if batch.forward_mode.name not in ("EXTEND", "MIXED") or prefixes is None:
+            return 0
+        cached = 0
+        for name, prefix in zip(batch.rids, prefixes, strict=True):
+            cached += 0 if name in self._numbers else int(prefix)
+            self._number(name)
+        return cached
+
     def rows(self, batch: Any, rows: int) -> Rows | None:
         """What each row belongs to; None where the host does not know.
 

@@ -116,8 +116,10 @@ def call_tap(tap: Tap, take: Take) -> RemovableHandle:
 def call_before(module: nn.Module, take: Take) -> RemovableHandle:
     """Have ``take`` called before each call of the module."""
 
-    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        take(args, kwargs, None)
+    def before(module: nn.Module, args: tuple[Any, ...], *kwargs: dict[str, Any]) -> None:
+        # torch leaves the kwargs out where another thread is just removing the hook.
+        if kwargs:
+            take(args, kwargs[0], None)
 
     return module.register_forward_pre_hook(before, with_kwargs=True)
 
@@ -125,9 +127,8 @@ def call_before(module: nn.Module, take: Take) -> RemovableHandle:
 def call_after(module: nn.Module, take: Take, *, always: bool = False) -> RemovableHandle:
     """Have ``take`` called after each call of the module; always: also after one that raised."""
 
-    def after(
-        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> None:
-        take(args, kwargs, output)
+    def after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+        if len(rest) == 2:
+            take(args, *rest)
 
     return module.register_forward_hook(after, with_kwargs=True, always_call=always)

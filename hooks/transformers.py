@@ -82,15 +82,12 @@ def record(
         _claim(item.module for item in hooked)
         captures = _captures(inner, hooked, info)
         try:
-            recorder = Recorder(Path(directory), captures, info, role)
+            recorder = Recorder(Path(directory), captures, info, role, paused=paused)
         except BaseException:
             _release(item.module for item in hooked)
             raise
         handles = _attach(inner, hooked, captures)
-    recording = Recording(recorder, functools.partial(_detach, handles, hooked), messages)
-    if paused:
-        recording.pause()
-    return recording
+    return Recording(recorder, functools.partial(_detach, handles, hooked), messages)
 
 
 def _check(level: str, window: float, capacity_factors: Sequence[float]) -> None:

@@ -63,6 +63,8 @@ class StepCapture(Capture):
         if self.traced:
             self.counters.step_on.copy_(self.counters.on)
         if not self.enabled:
+            # Switched on half-way, the rest of this pass would look like a step of its own.
+            self._missing.add(threading.get_ident())
             return
         start = perf_counter_ns()
         try:

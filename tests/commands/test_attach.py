@@ -141,9 +141,8 @@ def test_control_of_what_was_attached(cli: Cli, start: Start, tmp_path: Path):
 
 
 @pytest.mark.skipif(shutil.which("lldb") is None, reason="needs lldb (apt-get install lldb)")
-@pytest.mark.parametrize("mode", ["generate", "served"])
-def test_lldb(cli: Cli, start: Start, tmp_path: Path, mode: str):
-    program = start(mode)
+def test_lldb(cli: Cli, start: Start, tmp_path: Path):
+    program = start("served")
     done = cli("attach", program.process.pid, "-o", "out", *STEPS, "--method", "lldb")
     assert done.returncode == 0, done.stderr
     passes_on(program)

@@ -20,10 +20,10 @@ fi
 $pip torch==2.13.0 setuptools==78.1.1 wheel 'numpy<2.4' transformers==5.19.0 \
     pyarrow pandas typer rich pytest pytest-timeout \
     aiohttp anthropic compressed-tensors diskcache distro easydict einops fastapi gguf interegular \
-    ipython jsonschema llguidance modelscope msgspec ninja numba nvidia-ml-py openai==2.8.0 orjson packaging \
-    partial-json-parser pillow prometheus-client psutil pybase64 pycountry pydantic \
-    python-multipart pyzmq referencing requests scipy sentencepiece setproctitle tiktoken triton \
-    uvicorn uvloop watchfiles websockets xgrammar xxhash zstandard
+    ipython jsonschema llguidance modelscope msgspec ninja numba nvidia-ml-py openai==2.8.0 orjson \
+    packaging partial-json-parser pillow prometheus-client psutil pybase64 pycountry pydantic \
+    python-multipart pyzmq referencing requests scipy sentencepiece setproctitle soundfile \
+    tiktoken triton uvicorn uvloop watchfiles websockets xgrammar xxhash zstandard
 $pip --no-deps sglang==0.5.23 datasets multiprocess dill outlines==0.1.11 outlines_core==0.1.26 \
     airportsdata lark openai-harmony torch_memory_saver
 site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')

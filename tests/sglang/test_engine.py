@@ -59,6 +59,14 @@ def test_every_expert(tokens: Run):
     assert counts(tokens.profile) == physical(tokens.records(*RECORDED)).tolist()
 
 
+def test_cached_tokens_are_said(tokens: Run):
+    assert tokens.profile.files is not None
+    (rank,) = tokens.profile.files.ranks
+    assert rank.state is not None
+    cached = sum(request["cached"] for request in tokens.requests(*RECORDED))
+    assert rank.state.facts == {"prefix_cached_tokens": cached}
+
+
 @pytest.mark.parametrize("mode", [1, 2])
 def test_phases(tokens: Run, mode: int):
     records = [one for one in tokens.records(*RECORDED) if one["forward_mode"] == mode]
@@ -83,7 +91,10 @@ def test_requests_keep_their_numbers(tokens: Run):
     for request, position in zip(table.request.tolist(), table.position.tolist(), strict=True):
         rows.setdefault(request, []).append(position)
     served = tokens.requests(*RECORDED)
-    assert sorted(rows) == list(range(len(served)))
+    # Those of the pause have numbers, too.
+    rounds = [number for number, one in enumerate(ROUNDS) for _ in one["prompts"]]
+    numbers = [number for number, one in enumerate(rounds) if one in RECORDED]
+    assert sorted(rows) == numbers
     ends = [len(one["prompt"]) + len(one["generated"]) - 1 for one in served]
     expected = [list(range(one["cached"], end)) for one, end in zip(served, ends, strict=True)]
     assert sorted(rows.values()) == sorted(expected)

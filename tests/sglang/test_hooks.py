@@ -98,6 +98,16 @@ def test_rows_that_the_host_does_not_know(mode: str, fields: dict[str, Any]):
     assert Requests().rows(batch(mode, **fields), 2) is None
 
 
+def test_cached_tokens():
+    """Of new requests only: a prompt in pieces follows on itself."""
+    requests = Requests()
+    prefixes = {"extend_seq_lens_cpu": [3, 2], "extend_prefix_lens_cpu": [16, 4]}
+    assert requests.follow(batch("EXTEND", **prefixes)) == 20
+    more = {"rids": ["c", "a"], "extend_prefix_lens_cpu": [5, 19]}
+    assert requests.follow(batch("MIXED", **more)) == 5
+    assert requests.follow(batch("DECODE")) == 0
+
+
 def test_requests_under_way_are_not_forgotten(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("routeprof.hooks.sglang_steps.MAX_REQUESTS", 2)
     requests = Requests()

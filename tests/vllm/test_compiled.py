@@ -60,7 +60,9 @@ def test_default_mode(model: str, engines: Engines):
     check(restarts(engines, model, model, plain=model == "mixtral"))
 
 
-@pytest.mark.parametrize(("ahead", "loaded"), [("0", GRAPHS), ("1", AHEAD)])
+@pytest.mark.parametrize(
+    ("ahead", "loaded"), [("0", GRAPHS), ("1", AHEAD)], ids=["graphs", "ahead"]
+)
 def test_warm_cache(ahead: str, loaded: str, engines: Engines):
     """As on GPUs: the second start traces nothing, it takes graphs from disk, taps and all."""
     started = restarts(
