@@ -113,7 +113,7 @@ def open_session(
     if tapped:
         with torch.inference_mode(False):
             capture = EngineCapture(_counters(tapped, settings, device), expects=expects)
-    captures = {} if capture is None else {PASS: capture}
+    captures = {} if capture is None else {f"{PASS}@{device}": capture}
     recorder = Recorder(
         settings.out, captures, info, role, paused=settings.paused, own_layers=stages > 1
     )
