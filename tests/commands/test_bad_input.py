@@ -87,7 +87,7 @@ def test_an_unknown_phase_and_tag(cli: Cli, recording: Path):
 
 
 def test_recording_into_a_directory_that_holds_something(cli: Cli, recording: Path):
-    line = one_line(cli("run", "-o", recording, "--", "python", "script.py"))
+    line = one_line(cli("run", "-o", recording, "--", sys.executable, "script.py"))
     assert "is not empty" in line
 
 
