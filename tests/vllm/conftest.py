@@ -23,6 +23,7 @@ import pytest
 
 import routeprof
 from routeprof import Profile
+from tests.vllm import compiler
 from tests.vllm.models import SHAPES, Shape, write
 
 FOLDER = Path(__file__).parent
@@ -35,6 +36,8 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     # The worker in the driver's process, for a third of the imports; other tests do without it.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    # The processor says what it can do; Inductor would compile a program for each thing to see.
+    "TORCHINDUCTOR_VEC_ISA_OK": "1",
     "HF_HUB_OFFLINE": "1",
     "PYTHONPATH": str(ROOT),
 }
@@ -188,7 +191,12 @@ class Engines:
             if not name.startswith(("VLLM_", "ROUTEPROF_", "PYTHONWARNINGS"))
         }
         cache = cache or self.cache
-        own = {"VLLM_CACHE_ROOT": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
+        own = {
+            "VLLM_CACHE_ROOT": str(cache),
+            "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+            "CXX": str(FOLDER / "compiler.py"),
+            compiler.FOLDER: str(self.folder / "kernels"),
+        }
         return inherited | ENVIRONMENT | own | variables
 
     def run(
