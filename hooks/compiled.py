@@ -24,10 +24,17 @@ def forget_compiled(model: nn.Module) -> list[str]:
     """
     import torch._dynamo as dynamo
 
-    if not any(_has_graphs(code) for code in _codes(model)):
+    if not has_graphs(model):
         return []
     dynamo.reset()
     return [MESSAGE]
+
+
+def has_graphs(model: nn.Module) -> bool:
+    """Whether dynamo holds a graph of this model's code."""
+    from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+
+    return any(_debug_get_cache_entry_list(code) for code in _codes(model))
 
 
 def _codes(model: nn.Module) -> set[CodeType]:
@@ -49,9 +56,3 @@ def _wrapped_layers(function: object) -> Iterator[object]:
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
         yield function
-
-
-def _has_graphs(code: CodeType) -> bool:
-    from torch._dynamo.eval_frame import _debug_get_cache_entry_list
-
-    return bool(_debug_get_cache_entry_list(code))

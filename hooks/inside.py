@@ -178,12 +178,12 @@ def _children(module: nn.Module) -> list[Any]:
 
 def _has_layers(module: nn.Module) -> bool:
     from routeprof.hooks.discovery import find_layers
-    from routeprof.hooks.launch import _is_empty
+    from routeprof.hooks.launch import is_empty
 
     try:
         find_layers(module)
         types = {type(child).__module__.partition(".")[0] for child in module.modules()}
-        return not types & ENGINES and not _is_empty(module)
+        return not types & ENGINES and not is_empty(module)
     except NoMoELayersError:
         return False
     except Exception:  # half made, or of a kind that nobody can look into
@@ -198,7 +198,7 @@ def refuse_compiled(model: nn.Module) -> None:
     """
     import torch
 
-    from routeprof.hooks.compiled import _codes, _has_graphs
+    from routeprof.hooks.compiled import has_graphs
 
     name = type(model).__name__
     if _live(torch.cuda.CUDAGraph):
@@ -211,5 +211,5 @@ def refuse_compiled(model: nn.Module) -> None:
         or vars(module).get("_compiled_call_impl") is not None
         for module in model.modules()
     )
-    if wrapped or any(_has_graphs(code) for code in _codes(model)):
+    if wrapped or has_graphs(model):
         raise AttachError(f"{name} is compiled, and hooks do not run in compiled code; {PAUSED}")

@@ -69,7 +69,7 @@ class Attacher:
         from routeprof.errors import AlreadyAttachedError, NoMoELayersError
 
         model = result[0] if isinstance(result, tuple) else result
-        if not isinstance(model, nn.Module) or _is_empty(model) or _inside_engine():
+        if not isinstance(model, nn.Module) or is_empty(model) or _inside_engine():
             return
         try:
             recording = self._record(model)
@@ -123,7 +123,7 @@ def _inside_engine() -> bool:
     return False
 
 
-def _is_empty(model: Any) -> bool:
+def is_empty(model: Any) -> bool:
     """Whether all of it is on the meta device: a plan of a model, not one that can run."""
     parameters = list(model.parameters())
     hooked = any(hasattr(module, "_hf_hook") for module in model.modules())

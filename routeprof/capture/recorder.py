@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
 import threading
 import warnings
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import time
 from types import TracebackType
@@ -19,77 +16,20 @@ from typing import Any
 
 from routeprof.capture import control
 from routeprof.capture.base import Capture
-from routeprof.capture.layout import Layout
-from routeprof.capture.rings import StepRing, TokenRing
-from routeprof.capture.snapshot import Snapshot, StepNote, fetch_steps, fetch_tokens
+from routeprof.capture.snapshot import Snapshot
+from routeprof.capture.stream import Rows, Stream
+from routeprof.capture.tags import check_tag
 from routeprof.capture.threads import stay_single
-from routeprof.capture.windows import row_columns, step_columns, token_columns, window_columns
 from routeprof.errors import InvalidTagError
-from routeprof.recording.schema import (
-    ROW_SCHEMA,
-    STEP_SCHEMA,
-    WINDOW_SCHEMA,
-    RankState,
-    RecordingInfo,
-    token_schema,
-)
+from routeprof.recording.schema import WINDOW_SCHEMA, RankState, RecordingInfo
 from routeprof.recording.writer import RecordingWriter
 from routeprof.topology import PHASES, RankRole
 
-RESERVED_TAGS = ("all", "untagged")
-MAX_TAG_LENGTH = 200
 PATIENCE_SECONDS = 10.0
 """How long a window waits for a forward pass that runs on."""
 
 MAX_UNWRITTEN = 256
 """Windows of tags that are over, kept in memory while the disk takes none."""
-
-_UNSAFE = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]")
-
-
-def check_tag(tag: str) -> str:
-    """The tag itself, if it can be written to every format as it is.
-
-    Raises:
-        InvalidTagError: it is empty or too long, has control characters or line breaks, would
-            be a formula in a spreadsheet, or means the sum in tables.
-    """
-    if not isinstance(tag, str) or not tag.strip():
-        raise InvalidTagError("a tag must be text with at least one visible character")
-    if len(tag) > MAX_TAG_LENGTH:
-        raise InvalidTagError(f"a tag may have {MAX_TAG_LENGTH} characters, this one {len(tag)}")
-    if _UNSAFE.search(tag):
-        raise InvalidTagError(f"tag {tag!r} has control characters; remove them")
-    if tag[0] in "=+-@":
-        raise InvalidTagError(
-            f"tag {tag!r} would be a formula in a spreadsheet; begin it with another character"
-        )
-    if tag in RESERVED_TAGS:
-        raise InvalidTagError(f"tag {tag!r} is reserved for sums; choose another name")
-    return tag
-
-
-@dataclass
-class _Stream:
-    """One group of layers: its capture, and how far it has been written."""
-
-    name: str
-    capture: Capture
-    written: Snapshot | None = None
-    steps_read: int = 0
-    notes: deque[StepNote] = field(default_factory=deque)
-    noted: int = 0
-    tokens_read: list[int] = field(default_factory=list)
-    rows_read: int = 0
-
-    @property
-    def layout(self) -> Layout:
-        return self.capture.counters.layout
-
-    def note(self, snapshot: Snapshot) -> None:
-        """Keep notes of the steps that are still in the ring; the last is of step noted - 1."""
-        self.notes.extend(snapshot.steps)
-        self.noted = snapshot.noted
 
 
 class Recorder:
@@ -116,10 +56,7 @@ class Recorder:
         own_layers: bool = False,
     ) -> None:
         self.info = info
-        self.streams = [_Stream(name, capture) for name, capture in captures.items()]
-        for stream in self.streams:
-            stream.tokens_read = [0] * len(stream.layout.layers)
-            stream.notes = deque(maxlen=stream.capture.step_log.maxlen)
+        self.streams = [Stream(name, capture) for name, capture in captures.items()]
         host, namespace = control.here()
         state = RankState(
             role=role or RankRole(),
@@ -137,7 +74,7 @@ class Recorder:
         self._tag_stack: list[int] = [0]
         self._tag_lock = threading.RLock()
         self._collect_lock = threading.RLock()
-        self._unwritten: list[dict[str, list[Any]]] = []
+        self._unwritten: list[Rows] = []
         self._window = 0
         self._window_start = time()
         self._listener = control.Listener(directory)
@@ -208,9 +145,7 @@ class Recorder:
                     "open another tag between passes"
                 )
             for stream in self.streams:
-                stream.capture.clear(base)
-                if stream.written is not None:
-                    stream.written = _without_slots(stream.written, base)
+                stream.forget(base)
 
     def _use(self, number: int) -> None:
         for stream in self.streams:
@@ -344,15 +279,14 @@ class Recorder:
         Returns:
             Whether all counters could be read.
         """
-        rows: dict[str, list[Any]] = {}
-        taken: list[tuple[_Stream, Snapshot, bool]] = []
+        rows: Rows = {}
+        taken: list[tuple[Stream, Snapshot, bool]] = []
         for stream in self.streams:
             snapshot = stream.capture.snapshot(patience, force=final)
             if snapshot is None:
                 self._add("late_windows", 1)
                 continue
-            stream.note(snapshot)
-            columns = window_columns(stream.layout, stream.written, snapshot, self._tags)
+            columns = stream.window(snapshot, self._tags)
             taken.append((stream, snapshot, bool(columns)))
             for name, values in columns.items():
                 rows.setdefault(name, []).extend(values)
@@ -362,7 +296,9 @@ class Recorder:
                 stream.written = snapshot
         try:
             for stream, snapshot, _ in taken:
-                self._write_detail(stream, snapshot.time)
+                lost = stream.write_detail(self._write, self._tags, snapshot.time)
+                for problem, count in lost.items():
+                    self._add(problem, count)
             self.writer.write_state(**self._report())
         except Exception as error:
             if not keep:
@@ -370,7 +306,7 @@ class Recorder:
             self._not_written(error)
         return len(taken) == len(self.streams)
 
-    def _write_windows(self, rows: dict[str, list[Any]], end: float, keep: bool) -> None:
+    def _write_windows(self, rows: Rows, end: float, keep: bool) -> None:
         """Write what was kept, then the rows of the window that ends now."""
         if rows:
             count = len(rows["layer"])
@@ -393,46 +329,9 @@ class Recorder:
         self._window += bool(rows)
         self._window_start = end
 
-    def _write(self, kind: str, schema: Any, rows: dict[str, list[Any]]) -> None:
+    def _write(self, kind: str, schema: Any, rows: Rows) -> None:
         rows["rank"] = [self.writer.state.role.rank] * len(next(iter(rows.values())))
         self.writer.write(kind, schema, rows)
-
-    def _write_detail(self, stream: _Stream, when: float) -> None:
-        counters = stream.capture.counters
-        if counters.step_ring is not None:
-            self._write_steps(stream, counters.step_ring, when)
-        if counters.token_ring is not None:
-            self._write_tokens(stream, counters.token_ring)
-
-    def _write_steps(self, stream: _Stream, ring: StepRing, when: float) -> None:
-        # Steps inside a compiled graph are not noted. Of the others, the newest may not be yet.
-        noted = not int(stream.capture.counters.folds[0])
-        detail = fetch_steps(ring, stream.steps_read, stream.noted if noted else None)
-        rows = step_columns(stream.layout, detail, self._tags)
-        if rows:
-            first = stream.noted - len(stream.notes)
-            notes = [
-                stream.notes[step - first] if noted else StepNote(when, 0) for step in rows["step"]
-            ]
-            rows["time"] = [note.time for note in notes]
-            rows["requests"] = [note.requests or None for note in notes]
-            self._write("steps", STEP_SCHEMA, rows)
-        self._add("lost_step_rows", detail.lost)
-        stream.steps_read = detail.first + len(detail.rows)
-
-    def _write_tokens(self, stream: _Stream, ring: TokenRing) -> None:
-        detail = fetch_tokens(ring, stream.tokens_read, stream.rows_read)
-        rows = token_columns(stream.layout, detail)
-        if rows["step"]:
-            self._write("tokens", token_schema(stream.layout.experts), rows)
-        self._add("lost_token_rows", sum(detail.lost))
-        fetched = zip(stream.tokens_read, detail.ids, detail.lost, strict=True)
-        stream.tokens_read = [start + len(ids) + lost for start, ids, lost in fetched]
-        passes = row_columns(detail)
-        if passes["step"]:
-            passes["pass"] = [stream.name] * len(passes["step"])
-            self._write("rows", ROW_SCHEMA, passes)
-        stream.rows_read += len(detail.row_step) + detail.rows_lost
 
     def _add(self, problem: str, count: int) -> None:
         if count:
@@ -462,19 +361,6 @@ class Recorder:
             "cost_seconds": cost,
             "busy_seconds": busy,
         }
-
-
-def _without_slots(snapshot: Snapshot, base: int) -> Snapshot:
-    """The snapshot without the slots of one tag, which start again from zero."""
-    keep = (snapshot.slots < base) | (snapshot.slots >= base + len(PHASES))
-    return replace(
-        snapshot,
-        slots=snapshot.slots[keep],
-        totals=snapshot.totals[keep],
-        gate=None if snapshot.gate is None else snapshot.gate[keep],
-        imbalance_max=snapshot.imbalance_max[keep],
-        expected=snapshot.expected[keep],
-    )
 
 
 _recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()

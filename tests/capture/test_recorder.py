@@ -19,7 +19,8 @@ import torch
 from torch import nn
 
 import routeprof
-from routeprof.capture.recorder import MAX_UNWRITTEN, Recording, check_tag
+from routeprof.capture.recorder import MAX_UNWRITTEN, Recording
+from routeprof.capture.tags import check_tag
 from routeprof.errors import InvalidTagError
 from routeprof.recording.reader import open_recording
 from tests.capture.oracle import Call, Step, begin, call, layers_of, random_step

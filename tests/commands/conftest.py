@@ -30,7 +30,7 @@ MIXTRAL = {
 def cli(tmp_path: Path) -> Cli:
     """Runs ``routeprof`` with the given arguments in an empty folder."""
 
-    def call(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+    def call(*arguments: object) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "routeprof", *map(str, arguments)]
         return subprocess.run(
             command, capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False
