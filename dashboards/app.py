@@ -13,7 +13,7 @@ from routeprof.dashboards.auth import HEALTH, add_headers
 from routeprof.dashboards.callbacks import register
 from routeprof.dashboards.components import notice
 from routeprof.dashboards.downloads import add_downloads
-from routeprof.dashboards.source import Source
+from routeprof.dashboards.library import Library
 
 _INDEX = """<!DOCTYPE html>
 <html lang="en">
@@ -42,18 +42,19 @@ _INDEX = """<!DOCTYPE html>
 _logger = logging.getLogger(__name__)
 
 
-def create_app(source: Source | str | Path, *, title: str = "routeprof") -> Dash:
-    """The dashboard of a recording, finished or still being written.
+def create_app(*paths: str | Path, title: str = "routeprof") -> Dash:
+    """The dashboard of recordings, finished or still being written.
 
     Args:
-        source: the recording's directory, or what follows it.
+        paths: a recording's directory; several, to see their sum and to compare them; or a
+            directory below which there are recordings.
         title: shown in the header and in the browser's tab.
     """
-    source = source if isinstance(source, Source) else Source(source)
+    library = Library(*paths)
     app = Dash(
         "routeprof.dashboards",
         assets_folder=str(Path(__file__).parent / "assets"),
-        title=f"{source.name} · {title}",
+        title=f"{library.title} · {title}",
         update_title="",
         index_string=_INDEX,
         serve_locally=True,
@@ -64,10 +65,11 @@ def create_app(source: Source | str | Path, *, title: str = "routeprof") -> Dash
         on_error=_on_error,
         meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
     )
-    app.layout = lambda: shell.shell(source.name, title, source.read())
+    # The page is served before it says which of several recordings it is of.
+    app.layout = lambda: shell.shell(title, library.open(None))
     add_headers(app.server)
-    add_downloads(app.server, source)
-    register(app, source)
+    add_downloads(app.server, library)
+    register(app, library)
     return app
 
 

@@ -9,16 +9,17 @@ from dash.exceptions import PreventUpdate
 
 from routeprof.dashboards import shell
 from routeprof.dashboards.controls import phase_options, tag_options
-from routeprof.dashboards.drawing import click_target, context_of, draw
-from routeprof.dashboards.source import Source
-from routeprof.dashboards.state import control_value, parse_query, with_controls
+from routeprof.dashboards.drawing import click_target, context_of, draw, picked_range
+from routeprof.dashboards.library import Library
+from routeprof.dashboards.recordings import recordings_page
+from routeprof.dashboards.state import control_value, with_controls
 from routeprof.dashboards.views import VIEWS, view_at
 
 
-def register(app: Dash, source: Source) -> None:
+def register(app: Dash, library: Library) -> None:
     """Add every callback to an app."""
-    for add in (_tick, _options, _route, _controls, _clicks, _draw):
-        add(app, source)
+    for add in (_tick, _options, _route, _controls, _clicks, _ranges, _draw):
+        add(app, library)
     app.clientside_callback(
         ClientsideFunction("routeprof", "theme"), Output("theme", "data"), Input("scheme", "id")
     )
@@ -45,55 +46,61 @@ _CLIENTSIDE: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
 )
 
 
-def _tick(app: Dash, source: Source) -> None:
+def _tick(app: Dash, library: Library) -> None:
     """What to draw anew: nothing, as long as nothing has changed."""
 
-    def tick(_: Any, version: int | None, said: str | None) -> tuple[Any, ...]:
-        reading = source.read()
-        now = reading.activity
+    def tick(_: Any, search: str | None, version: str | None, said: str | None) -> tuple[Any, ...]:
+        opened = library.open(search)
+        now = opened.reading.activity
         badge = (shell.badge(now), now.text) if now.text != said else (no_update, no_update)
-        return reading.version if reading.version != version else no_update, *badge
+        return opened.version if opened.version != version else no_update, *badge
 
     app.callback(
         Output("version", "data"),
         Output("activity", "children"),
         Output("said", "data"),
         Input("tick", "n_intervals"),
+        Input("url", "search"),
         State("version", "data"),
         State("said", "data"),
         prevent_initial_call=True,
     )(tick)
 
 
-def _options(app: Dash, source: Source) -> None:
+def _options(app: Dash, library: Library) -> None:
     """Phases and tags that have turned up, and whether this is still the same recording."""
 
-    def options(_: Any, known: str | None) -> tuple[Any, ...]:
-        profile = source.read().profile
+    def options(_: Any, search: str | None, known: str | None) -> tuple[Any, ...]:
+        opened = library.open(search)
+        profile = opened.reading.profile
         model = profile.info.model.name if profile else ""
-        identity = profile.info.id if profile else ""
+        identity = f"{profile.info.id}/{opened.name}" if profile else opened.name
         # The same value again would draw the whole page anew, and lose the reader's zoom.
         changed = identity if identity != known else no_update
-        return phase_options(profile), tag_options(profile), model, changed
+        return phase_options(profile), tag_options(profile), opened.name, model, changed
 
     app.callback(
         Output({"control": "phase"}, "data"),
         Output({"control": "tag"}, "data"),
+        Output("name", "children"),
         Output("model", "children"),
         Output("identity", "data"),
         Input("version", "data"),
+        State("url", "search"),
         State("identity", "data"),
     )(options)
 
 
-def _route(app: Dash, source: Source) -> None:
+def _route(app: Dash, library: Library) -> None:
     """From the address to the view and the menu."""
 
     def route(pathname: str | None, _: Any, search: str | None) -> Any:
-        view, profile = view_at(pathname), source.read().profile
+        view, opened = view_at(pathname), library.open(search)
+        if shell.wants_list(pathname) or (not opened.name and view is not None):
+            return recordings_page(library.runs(), opened.state)
         if view is None:
             return shell.not_found()
-        return shell.page(view, parse_query(search, profile)[0], profile)
+        return shell.page(view, opened, library.names())
 
     app.callback(
         Output("page", "children"),
@@ -104,17 +111,18 @@ def _route(app: Dash, source: Source) -> None:
     )(route)
 
     def menu(pathname: str | None, search: str | None) -> Any:
-        return shell.menu(view_at(pathname), parse_query(search, source.read().profile)[0])
+        several = len(library.names()) > 1
+        return shell.menu(pathname, library.open(search).state, several=several)
 
     app.callback(Output("menu", "children"), Input("url", "pathname"), Input("url", "search"))(menu)
 
 
-def _controls(app: Dash, source: Source) -> None:
+def _controls(app: Dash, library: Library) -> None:
     """The address and the controls say the same, whichever of them the reader used."""
 
     def controls(search: str | None, values: list[Any]) -> tuple[Any, list[Any]]:
-        profile = source.read().profile
-        state, _ = parse_query(search, profile)
+        opened = library.open(search)
+        profile, state = opened.reading.profile, opened.state
         names = [item["id"]["control"] for item in ctx.inputs_list[1]]
         used = {
             item["control"] for item in ctx.triggered_prop_ids.values() if isinstance(item, dict)
@@ -134,26 +142,59 @@ def _controls(app: Dash, source: Source) -> None:
     )(controls)
 
 
-def _clicks(app: Dash, source: Source) -> None:
-    """A click on a layer in a figure opens the layer's view."""
+def _clicks(app: Dash, library: Library) -> None:
+    """A click in a figure leads to what it shows: a layer, or an expert."""
 
-    def clicked(clicks: list[Any], search: str | None) -> tuple[Any, Any]:
-        state, _ = parse_query(search, source.read().profile)
-        layer = next((click_target(click) for click in clicks if click), None)
-        if layer is None:
-            return no_update, no_update
-        return "/layer", state.query(layer=layer)
+    def clicked(clicks: list[Any], search: str | None, path: str) -> tuple[Any, Any]:
+        state = library.open(search).state
+        view = next(view for view in VIEWS if view.path == path)
+        panels = {panel.name: panel for panel in view.panels}
+        figures = [item["id"]["figure"] for item in ctx.inputs_list[0]]
+        targets = (
+            click_target(panels[name], click, state)
+            for name, click in zip(figures, clicks, strict=True)
+            if click and name in panels
+        )
+        return next((target for target in targets if target), (no_update, no_update))
 
     app.callback(
         Output("url", "pathname"),
         Output("url", "search", allow_duplicate=True),
         Input({"figure": ALL}, "clickData"),
         State("url", "search"),
+        State("view", "data"),
         prevent_initial_call=True,
     )(clicked)
 
 
-def _draw(app: Dash, source: Source) -> None:
+def _ranges(app: Dash, library: Library) -> None:
+    """A range of time: dragged in a figure over time, and taken back with its button."""
+
+    def chosen(drags: list[Any], search: str | None) -> Any:
+        opened = library.open(search)
+        drag = next((drag for drag in drags if drag), None)
+        between = picked_range(drag, opened.reading.profile)
+        return no_update if between is None else opened.state.query(between=between)
+
+    app.callback(
+        Output("url", "search", allow_duplicate=True),
+        Input({"figure": ALL}, "selectedData"),
+        State("url", "search"),
+        prevent_initial_call=True,
+    )(chosen)
+
+    def cleared(clicks: list[Any], search: str | None) -> Any:
+        return library.open(search).state.query(between=None) if any(clicks) else no_update
+
+    app.callback(
+        Output("url", "search", allow_duplicate=True),
+        Input({"clear": ALL}, "n_clicks"),
+        State("url", "search"),
+        prevent_initial_call=True,
+    )(cleared)
+
+
+def _draw(app: Dash, library: Library) -> None:
     """The view's content."""
 
     def refresh(
@@ -161,14 +202,14 @@ def _draw(app: Dash, source: Source) -> None:
     ) -> tuple[Any, ...]:
         if scheme is None:  # not told yet: better nothing than the wrong colours
             raise PreventUpdate
-        reading = source.read()
-        state, ignored = parse_query(search, reading.profile)
+        opened = library.open(search)
         view = next(view for view in VIEWS if view.path == path)
-        context = context_of(reading, state, "dark" if scheme == "dark" else "light")
+        context = context_of(library, opened, view, "dark" if scheme == "dark" else "light")
         names = [item["id"]["drawn"] for item in ctx.outputs_list[4]]
         folds = zip(ctx.inputs_list[4], tables, strict=True)
-        opened = {item["id"]["table"] for item, value in folds if value}
-        return draw(view, context, names, opened, [*ignored, *filter(None, [reading.message])])
+        unfolded = {item["id"]["table"] for item, value in folds if value}
+        messages = [*opened.ignored, *filter(None, [opened.reading.message])]
+        return draw(view, context, names, unfolded, messages)
 
     app.callback(
         Output("notices", "children"),
@@ -180,6 +221,7 @@ def _draw(app: Dash, source: Source) -> None:
         Output({"grid": ALL}, "columnDefs"),
         Output({"grid": ALL}, "rowData"),
         Output("downloads", "children"),
+        Output("scrubber", "children"),
         Output("content", "hidden"),
         Input("version", "data"),
         Input("view", "data"),

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dash_mantine_components as dmc
 from dash import html
 
-from routeprof.dashboards.state import ALL, MEASURES, ORDERS, ViewState, control_value
+from routeprof.dashboards import formats
+from routeprof.dashboards.library import Opened
+from routeprof.dashboards.state import (
+    ALL,
+    MEASURES,
+    MOST_RANKS,
+    ORDERS,
+    PLACEMENTS,
+    ViewState,
+    control_value,
+    duration,
+)
 from routeprof.profile import Profile
 from routeprof.tables import tag_name
 
@@ -46,38 +57,67 @@ def select_control(name: str, label: str, data: list[dict[str, str]], width: int
     )
 
 
-def control(name: str, state: ViewState, profile: Profile | None) -> Any:
-    """A view's own control, with the value that the address asks for."""
-    if name in ("measure", "order"):
-        choices = MEASURES if name == "measure" else ORDERS
-        return dmc.SegmentedControl(
-            id={"control": name},
-            data=[{"value": key, "label": label} for key, label in choices.items()],
-            value=control_value(name, state, profile),
-            size="xs",
-        )
-    if name == "layer":
-        return _layer_select(state, profile)
-    return _factor_slider(state, profile)
+def control(name: str, opened: Opened, names: Sequence[str]) -> Any:
+    """A view's own control, with the value that the address asks for.
 
-
-def _layer_select(state: ViewState, profile: Profile | None) -> Any:
+    Args:
+        names: the recordings that there are.
+    """
+    state, profile = opened.state, opened.reading.profile
+    if name in _CHOICES:
+        return _choice(name, state)
+    if name == "factor":
+        return _factor_slider(state, profile)
+    if name == "against":
+        others = [item for item in names if item != opened.name]
+        return _select(name, "Compare with", others, state, "First other")
+    if name == "expert":
+        layers = profile.info.layers if profile else ()
+        experts = range(max((layer.experts for layer in layers), default=0))
+        return _select(name, "Expert", [str(item) for item in experts], state, "Hottest")
+    if name == "ranks":
+        return _select(name, "Expert-parallel ranks", _rank_choices(profile), state, "As recorded")
     layers = profile.info.layers if profile else ()
-    own = [
-        {"value": str(layer.index), "label": f"Layer {layer.index}"}
-        for layer in layers
-        if layer.kind == "moe"
-    ]
+    indices = [str(layer.index) for layer in layers if layer.kind == "moe"]
+    return _select(name, "Layer", indices, state, "Worst")
+
+
+_CHOICES: dict[str, Mapping[str, str]] = {
+    "measure": MEASURES,
+    "order": ORDERS,
+    "placement": PLACEMENTS,
+}
+
+
+def _choice(name: str, state: ViewState) -> Any:
+    return dmc.SegmentedControl(
+        id={"control": name},
+        data=[{"value": key, "label": label} for key, label in _CHOICES[name].items()],
+        value=control_value(name, state, None),
+        size="xs",
+    )
+
+
+def _select(name: str, label: str, choices: Sequence[str], state: ViewState, usual: str) -> Any:
+    own = [{"value": choice, "label": choice} for choice in choices]
     return dmc.Select(
-        id={"control": "layer"},
-        data=[{"value": ALL, "label": "Worst layer"}, *own],
-        value=control_value("layer", state, profile),
+        id={"control": name},
+        label=label,
+        data=[{"value": ALL, "label": usual}, *own],
+        value=control_value(name, state, None),
         searchable=True,
         allowDeselect=False,
+        limit=200,
         size="xs",
-        w=160,
-        **{"aria-label": "Layer"},
+        className="select",
     )
+
+
+def _rank_choices(profile: Profile | None) -> list[str]:
+    """Numbers of ranks that the experts of some layer can be spread over evenly."""
+    experts = {layer.experts for layer in profile.info.layers} - {0} if profile else set()
+    numbers = range(2, min(max(experts, default=0), MOST_RANKS) + 1)
+    return [str(number) for number in numbers if any(count % number == 0 for count in experts)]
 
 
 def _factor_slider(state: ViewState, profile: Profile | None) -> Any:
@@ -97,4 +137,50 @@ def _factor_slider(state: ViewState, profile: Profile | None) -> Any:
     )
     return html.Div(
         [html.Span("Capacity factor", className="control-name"), slider], className="factor"
+    )
+
+
+def scrubber(profile: Profile, state: ViewState, *, shown: bool) -> list[Any]:
+    """The range of time that the numbers are of: a slider, and a way back to all of it.
+
+    Args:
+        shown: whether the view has the slider; a range that is set is always named.
+    """
+    longest = duration(profile)
+    if not longest:
+        return []
+    children: list[Any] = [html.Span("Time", className="control-name")]
+    if shown:
+        children.append(_time_slider(profile, state, longest))
+    elif state.between is None:
+        return []
+    if state.between is None:
+        children.append(html.Span(f"all {formats.seconds(longest)}", className="range-text"))
+    else:
+        clear = html.Button(
+            [formats.time_range(*state.between), html.Span("×", className="cross")],
+            id={"clear": "between"},
+            className="button chip",
+            type="button",
+            title="Show all of the time again",
+        )
+        children.append(clear)
+    return [html.Div(children, className="scrubber")]
+
+
+def _time_slider(profile: Profile, state: ViewState, longest: float) -> Any:
+    """Its stops are windows, or as many of them as the page has room for."""
+    return dmc.RangeSlider(
+        id={"control": "between"},
+        min=0,
+        max=longest,
+        step=round(max(profile.info.window_seconds, longest / 1000), 3),
+        minRange=round(profile.info.window_seconds, 3),
+        value=control_value("between", state, profile),
+        updatemode="mouseup",
+        label=None,
+        thumbFromLabel="From, seconds",
+        thumbToLabel="To, seconds",
+        size="sm",
+        className="time-slider",
     )

@@ -4,36 +4,32 @@ from __future__ import annotations
 
 from flask import Flask, Response, abort, request
 
-from routeprof.dashboards.source import Source
-from routeprof.dashboards.state import ViewState, parse_query
+from routeprof.dashboards.library import Library
+from routeprof.dashboards.state import ViewState
 from routeprof.errors import RouteprofError
-from routeprof.profile import Profile
 from routeprof.report.csv import available, csv_text
-
-
-def select(profile: Profile, state: ViewState) -> Profile:
-    """The phase and tag of a profile that a view shows."""
-    return profile.select(phase=state.phase, tag=state.tag)
 
 
 def csv_href(report: str, state: ViewState) -> str:
     """Where a report of the selection is."""
-    selection = ViewState(phase=state.phase, tag=state.tag)
-    return f"/csv/{report}.csv{selection.query()}"
+    return f"/csv/{report}.csv{state.selection.query()}"
 
 
-def add_downloads(server: Flask, source: Source) -> None:
+def add_downloads(server: Flask, library: Library) -> None:
     """Serve the reports; the address chooses among their names and can name no file."""
 
     def download(report: str) -> Response:
-        profile = source.exact() if report == "windows" else source.read().profile
-        if profile is None or report not in available(profile):
+        opened = library.open(request.query_string.decode("utf-8", "replace"))
+        if opened.source is None or opened.reading.profile is None:
             abort(404)
-        state, ignored = parse_query(request.query_string.decode("utf-8", "replace"), profile)
-        if ignored:
-            return Response("\n".join([*ignored, ""]), 400, mimetype="text/plain")
+        if report not in available(opened.reading.profile):
+            abort(404)
+        if opened.ignored:
+            return Response("\n".join([*opened.ignored, ""]), 400, mimetype="text/plain")
+        state = opened.state
         try:
-            text = csv_text(select(profile, state), report)
+            profile = opened.source.exact(state.between)
+            text = csv_text(profile.narrowed(state.phase, state.tag), report)
         except RouteprofError as error:
             return Response(f"{error}\n", 409, mimetype="text/plain")
         return Response(

@@ -10,21 +10,49 @@ from dash import html, no_update
 
 from routeprof.dashboards import grids
 from routeprof.dashboards.components import card, notice
-from routeprof.dashboards.downloads import csv_href, select
+from routeprof.dashboards.controls import scrubber
+from routeprof.dashboards.downloads import csv_href
+from routeprof.dashboards.formats import clock
+from routeprof.dashboards.library import Library, Opened
 from routeprof.dashboards.palette import Scheme
-from routeprof.dashboards.source import Reading
-from routeprof.dashboards.state import ViewState
-from routeprof.dashboards.view import Content, Context, View
+from routeprof.dashboards.state import ViewState, duration
+from routeprof.dashboards.view import Against, Content, Context, Panel, View
 from routeprof.profile import Profile
 from routeprof.report.csv import available
 
 
-def context_of(reading: Reading, state: ViewState, scheme: Scheme) -> Context | None:
+def context_of(library: Library, opened: Opened, view: View, scheme: Scheme) -> Context | None:
     """What a view draws from; None while there is nothing to show."""
-    if reading.profile is None:
+    profile = selected(opened)
+    whole, state = opened.reading.profile, opened.state
+    if profile is None or whole is None or opened.source is None:
         return None
-    profile = select(reading.profile, state)
-    return Context(reading.profile, profile, state, scheme, reading.activity, time())
+    against = compared(library, opened) if "against" in view.controls else None
+    doing, spans = opened.reading.activity, opened.source.spans()
+    return Context(whole, profile, state, scheme, doing, time(), against, spans)
+
+
+def selected(opened: Opened) -> Profile | None:
+    """The phase, tag and time of the recording that the numbers are of."""
+    profile, state = opened.reading.profile, opened.state
+    if profile is None or opened.source is None:
+        return None
+    if state.between is not None:
+        profile = opened.source.between(opened.reading, state.between) or profile
+    # A range in which the phase or the tag does not occur has no numbers, which is no error.
+    return profile.narrowed(state.phase, state.tag)
+
+
+def compared(library: Library, opened: Opened) -> Against | None:
+    """The recording to compare with: the chosen one, else the first other one."""
+    others = [name for name in library.names() if name != opened.name]
+    name = opened.state.against or next(iter(others), "")
+    source = library.source(name)
+    reading = source.read() if source is not None else None
+    if reading is None or reading.profile is None:
+        return None
+    state = opened.state
+    return Against(name, reading.profile.narrowed(state.phase, state.tag))
 
 
 def draw(
@@ -45,9 +73,9 @@ def draw(
     notices = [notice(text) for text in messages]
     still = [no_update] * len(names)
     if context is None:
-        return notices, [], [], [], still, still, still, still, [], True
-    if not context.profile.captured and context.profile.totals.keys != context.whole.totals.keys:
-        notices.append(notice("Nothing was recorded with this phase and this tag."))
+        return notices, [], [], [], still, still, still, still, [], [], True
+    if not context.profile.captured and context.whole.captured:
+        notices.append(notice("Nothing was recorded with this phase and tag in this time."))
     content = view.fill(context)
     return (
         notices,
@@ -56,6 +84,7 @@ def draw(
         list(content.body),
         *_panels(view, context, content, names, opened),
         downloads(view, context.whole, context.state),
+        scrubber(context.whole, context.state, shown="between" in view.controls),
         False,
     )
 
@@ -86,7 +115,8 @@ def _panels(
 
 def revision(view: View, state: ViewState) -> str:
     """Stays the same while a figure's axes mean the same, so that the reader's zoom stays."""
-    return f"{view.path}{state.query(phase=None, tag=None, factor=None)}"
+    query = state.query(phase=None, tag=None, between=None, factor=None)
+    return f"{view.path}{query}"
 
 
 def downloads(view: View, profile: Profile, state: ViewState) -> list[Any]:
@@ -97,18 +127,35 @@ def downloads(view: View, profile: Profile, state: ViewState) -> list[Any]:
             href=csv_href(name, state),
             download=f"{name}.csv",
             className="button download",
-            title="Download the report of this phase and tag",
+            title="Download the report of what is selected",
         )
         for name in view.reports
         if name in available(profile)
     ]
 
 
-def click_target(click: Any) -> int | None:
-    """The layer that was clicked on, where the figure's axes tell one."""
+def click_target(panel: Panel, click: Any, state: ViewState) -> tuple[str, str] | None:
+    """Path and query of what was clicked on, where the figure leads anywhere."""
     try:
         point = click["points"][0]
-        label = point["y"] if "z" in point else point["x"]
-        return int(str(label).split(" ", maxsplit=1)[0])
+        if panel.leads == "cell":
+            layer = int(str(point["y"]).split(" ", maxsplit=1)[0])
+            return "/expert", state.query(layer=layer, expert=int(point["text"]))
+        if panel.leads == "expert":
+            return "/expert", state.query(expert=int(point["customdata"]))
+        if panel.leads == "layer":
+            return "/layer", state.query(layer=int(point["x"]), expert=None)
     except (KeyError, IndexError, TypeError, ValueError):
+        pass
+    return None
+
+
+def picked_range(drag: Any, profile: Profile | None) -> tuple[float, float] | None:
+    """The range of seconds that was dragged over in a figure over time."""
+    try:
+        low, high = sorted(float(value) for value in drag["range"]["x"])
+    except (KeyError, TypeError, ValueError):
         return None
+    scale, _ = clock(duration(profile))
+    between = (round(max(low, 0.0) * scale, 3), round(high * scale, 3))
+    return between if between[0] < between[1] else None

@@ -82,6 +82,16 @@ def seconds(value: Any) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
+def time_range(low: float, high: float) -> str:
+    """A range of seconds: ``12.5 to 40 s``."""
+    return f"{low:,.10g} to {high:,.10g} s"
+
+
+def clock(longest: float) -> tuple[float, str]:
+    """Seconds in the unit of a time axis, and the unit: seconds, minutes or hours."""
+    return (1.0, "s") if longest < 600 else (60.0, "min") if longest < 36_000 else (3600.0, "h")
+
+
 def plural(number: int, noun: str) -> str:
     """``1 layer``, ``2 layers``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -20,8 +20,7 @@ def load_heatmap(
     rows: list[str],
     experts: NDArray[Any],
     scheme: Scheme,
-    *,
-    ranked: bool = False,
+    axis: str = "expert",
 ) -> go.Figure:
     """Load ÷ mean by layer and expert, on a scale of doublings around 1.
 
@@ -29,7 +28,7 @@ def load_heatmap(
         load_over_mean: [layers, places]; NaN where there is no value.
         rows: what the layers are called.
         experts: [layers, places], which expert is at each place.
-        ranked: places are ranks by load instead of expert indices.
+        axis: what the places are.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         doublings = np.log2(load_over_mean)
@@ -38,7 +37,7 @@ def load_heatmap(
     # An expert without tokens is the coldest colour, not a hole: holes are "not captured".
     z = np.clip(doublings, -reach, reach)
     ticks = np.arange(-reach, reach + 1)
-    figure = _heatmap(z, load_over_mean, rows, experts, scheme, "%{customdata:.2f} × mean", ranked)
+    figure = _heatmap(z, load_over_mean, rows, experts, scheme, "%{customdata:.2f} × mean", axis)
     figure.update_traces(
         colorscale=diverging(scheme),
         zmin=-reach,
@@ -62,11 +61,10 @@ def share_heatmap(
     experts: NDArray[Any],
     scheme: Scheme,
     title: str,
-    *,
-    ranked: bool = False,
+    axis: str = "expert",
 ) -> go.Figure:
     """A share (0…1) by layer and expert; arguments as of ``load_heatmap``."""
-    figure = _heatmap(shares, shares, rows, experts, scheme, "%{customdata:.2%}", ranked)
+    figure = _heatmap(shares, shares, rows, experts, scheme, "%{customdata:.2%}", axis)
     figure.update_traces(
         colorscale=SEQUENTIAL,
         zmin=0,
@@ -82,7 +80,7 @@ def _heatmap(
     experts: NDArray[Any],
     scheme: Scheme,
     value: str,
-    ranked: bool,
+    axis: str,
 ) -> go.Figure:
     figure = new_figure(scheme)
     # From the bottom up: a reversed axis would be turned round by a double click.
@@ -95,10 +93,15 @@ def _heatmap(
         hovertemplate=f"layer %{{y}}<br>expert %{{text}}<br>{value}<extra></extra>",
         colorbar={"thickness": 14, "outlinewidth": 0, "len": 1, "lenmode": "fraction"},
     )
-    figure.update_xaxes(
-        title_text="experts, most loaded first" if ranked else "expert", showgrid=False
-    )
+    figure.update_xaxes(title_text=axis, showgrid=False)
     figure.update_yaxes(title_text="layer", type="category", showgrid=False)
     # Holes show the page's "not captured" shade.
     figure.update_layout(plot_bgcolor=PALETTES[scheme].absent)
     return figure
+
+
+def label_columns(figure: go.Figure, experts: NDArray[np.int64]) -> None:
+    """Write the experts' numbers below a heatmap whose columns are in another order."""
+    every = max(1, len(experts) // 24)
+    places = np.arange(0, len(experts), every)
+    figure.update_xaxes(tickvals=small(places), ticktext=[str(experts[n]) for n in places])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import dash_mantine_components as dmc
@@ -10,11 +12,11 @@ from dash import dcc, html
 from routeprof.dashboards.activity import Activity
 from routeprof.dashboards.components import panel
 from routeprof.dashboards.controls import control, phase_options, select_control, tag_options
+from routeprof.dashboards.library import Opened
 from routeprof.dashboards.source import Reading
 from routeprof.dashboards.state import ViewState
 from routeprof.dashboards.view import View
-from routeprof.dashboards.views import VIEWS
-from routeprof.profile import Profile
+from routeprof.dashboards.views import VIEWS, view_at
 
 NAVBAR: dict[str, Any] = {"width": 208, "breakpoint": "sm", "collapsed": {"mobile": True}}
 TICK_MS = 1000
@@ -29,19 +31,20 @@ _COLOURS = {
 }
 
 
-def shell(name: str, title: str, reading: Reading) -> Any:
+def shell(title: str, opened: Opened) -> Any:
     """The whole page without its view."""
+    reading = opened.reading
     return dmc.MantineProvider(
         [
             dcc.Location(id="url", refresh=False),
-            dcc.Store(id="version", data=reading.version),
+            dcc.Store(id="version", data=opened.version),
             dcc.Store(id="identity"),
             dcc.Store(id="theme"),
             dcc.Store(id="said", data=reading.activity.text),
             dcc.Interval(id="tick", interval=TICK_MS),
             dmc.AppShell(
                 [
-                    dmc.AppShellHeader(_header(name, title, reading)),
+                    dmc.AppShellHeader(_header(opened.name, title, reading)),
                     dmc.AppShellNavbar(html.Nav(id="menu"), p="xs", **{"aria-label": "Views"}),
                     dmc.AppShellMain(html.Div(id="page")),
                 ],
@@ -66,9 +69,8 @@ def _header(name: str, title: str, reading: Reading) -> Any:
                 [
                     html.Div(title, className="brand-title"),
                     html.Div(
-                        [html.Span(name), html.Span(model, id="model")],
+                        [html.Span(name, id="name"), html.Span(model, id="model")],
                         className="brand-name",
-                        title=f"{name} · {model}" if model else name,
                     ),
                 ],
                 className="brand-text",
@@ -114,17 +116,41 @@ def badge(activity: Activity) -> Any:
     )
 
 
-def menu(active: View | None, state: ViewState) -> list[Any]:
-    """Links to the views that keep the selection."""
-    query = ViewState(phase=state.phase, tag=state.tag, layer=state.layer).query()
-    return [
+LIST = "recordings"
+"""Path of the list of recordings."""
+
+
+def wants_list(pathname: str | None) -> bool:
+    """Whether an address is that of the list of recordings."""
+    return (pathname or "").strip("/") == LIST
+
+
+def menu(pathname: str | None, state: ViewState, *, several: bool) -> list[Any]:
+    """Links to the views that keep the selection.
+
+    Args:
+        several: there is more than one recording to choose from.
+    """
+    active = None if wants_list(pathname) else view_at(pathname)
+    query = replace(state.selection, layer=state.layer, expert=state.expert).query()
+    links = [
         dmc.NavLink(label=view.title, href=f"/{view.path}{query}", active=view is active)
         for view in VIEWS
+        if several or "against" not in view.controls
     ]
+    if not several:
+        return links
+    chosen = dmc.NavLink(label="Recordings", href=f"/{LIST}", active=wants_list(pathname))
+    return [chosen, dmc.Divider(my="xs"), *links]
 
 
-def page(view: View, state: ViewState, profile: Profile | None) -> list[Any]:
-    """A view before its numbers: what does not change while the recording grows."""
+def page(view: View, opened: Opened, names: Sequence[str]) -> list[Any]:
+    """A view before its numbers: what does not change while the recording grows.
+
+    Args:
+        names: the recordings that there are.
+    """
+    controls = [name for name in view.controls if name != "between"]
     return [
         dcc.Store(id="view", data=view.path),
         html.Div(
@@ -140,9 +166,10 @@ def page(view: View, state: ViewState, profile: Profile | None) -> list[Any]:
         html.Div(
             [
                 html.Div(
-                    [control(name, state, profile) for name in view.controls],
+                    [control(name, opened, names) for name in controls],
                     className="controls",
                 ),
+                html.Div(id="scrubber"),
                 html.Div(id="cards", className="cards"),
                 html.Div(id="lead", className="panels"),
                 html.Div([panel(item) for item in view.panels], className="panels"),

@@ -9,16 +9,17 @@ from time import monotonic, time
 
 import routeprof
 from routeprof.dashboards.activity import WAITING, Activity, activity
-from routeprof.dashboards.thinning import thinned
+from routeprof.dashboards.follower import Follower
+from routeprof.dashboards.spans import Span
 from routeprof.errors import RouteprofError
 from routeprof.profile import Profile
-from routeprof.recording.fold import Totals, fold_part, merge, repeated
 from routeprof.recording.merge import open_recordings
-from routeprof.recording.reader import Part, RecordingFiles
-from routeprof.recording.schema import RecordingInfo
 
-TIMELINE_ROWS = 400_000
-"""Rows of the timeline to keep; beyond, neighbouring windows are put together."""
+READ_SECONDS = 0.7
+"""How long one look reads parts: the page comes at once and fills while the rest is read."""
+
+RANGES = 8
+"""Ranges of time whose sums are kept."""
 
 _PAUSE = 0.3
 
@@ -48,15 +49,11 @@ class Source:
     def __init__(self, path: str | Path, *more: str | Path) -> None:
         self.paths = tuple(Path(one) for one in (path, *more))
         self._lock = threading.Lock()
-        self._folded: _Folded | None = None
+        self._folded: Follower | None = None
+        self._ranges: dict[tuple[int, tuple[float, float]], Profile] = {}
         self._reading = Reading(0, None, "Not read yet.", WAITING)
         self._shown: object = None
         self._due = 0.0
-
-    @property
-    def name(self) -> str:
-        """What to call the recording."""
-        return " + ".join(path.resolve().name for path in self.paths)
 
     def read(self) -> Reading:
         """The newest state. Never raises; never waits for another thread that is reading."""
@@ -69,24 +66,59 @@ class Source:
                 self._lock.release()
         return self._reading
 
-    def exact(self) -> Profile | None:
-        """The profile with every window, also those that were put together to save memory."""
-        profile = self.read().profile
-        if profile is None or self._folded is None or not self._folded.thinned:
+    def exact(self, between: tuple[float, float] | None = None) -> Profile:
+        """The profile with every part and window, also those that the page does without.
+
+        Args:
+            between: seconds since the first window's start.
+
+        Raises:
+            RouteprofError: the recording cannot be read any more.
+        """
+        profile, folded = self.read().profile, self._folded
+        complete = folded is not None and not folded.waiting and not folded.thinned
+        if profile is not None and complete and between is None:
             return profile
-        return routeprof.load(self.paths)
+        whole = routeprof.load(self.paths)
+        return whole if between is None else whole.select(between=whole.since_start(between))
+
+    def between(self, reading: Reading, between: tuple[float, float]) -> Profile | None:
+        """The part of a reading whose windows end in this range.
+
+        Args:
+            between: seconds since the first window's start.
+        """
+        if reading.profile is None:
+            return None
+        key = (reading.version, between)
+        with self._lock:
+            if key not in self._ranges and self._folded is not None:
+                absolute = reading.profile.since_start(between)
+                totals = self._folded.between(absolute)
+                self._ranges[key] = replace(reading.profile, totals=totals, between=absolute)
+                while len(self._ranges) > RANGES:
+                    del self._ranges[next(iter(self._ranges))]
+            return self._ranges.get(key)
+
+    def spans(self) -> tuple[Span, ...]:
+        """Sums of stretches of time that together are all that was read so far."""
+        with self._lock:
+            return self._folded.spans() if self._folded is not None else ()
 
     def _refresh(self) -> None:
         start = monotonic()
         profile, message = self._reading.profile, ""
         try:
-            profile = self._load()
+            profile = self._load(start + READ_SECONDS)
+            message = self._progress()
         except (RouteprofError, OSError) as error:
             message = _sentence(str(error))
         except Exception as error:  # whatever is in that directory, the page must stay up
             where = ", ".join(map(str, self.paths))
             message = _sentence(f"{where} cannot be read ({type(error).__name__}: {error})")
         doing = _activity(profile)
+        # A recording that is read for the first time: as fast as the page asks.
+        behind = self._folded is not None and self._folded.waiting > 0
         shown = (_fingerprint(profile), message, doing.kind)
         version = self._reading.version + (shown != self._shown or self._reading.version == 0)
         if shown == self._shown and self._reading.profile is not None:
@@ -95,68 +127,20 @@ class Source:
         self._reading = Reading(version, profile, message, doing)
         # A huge directory on a slow disk must not be listed without end.
         end = monotonic()
-        self._due = end + max(_PAUSE, 5 * (end - start))
+        self._due = end if behind else end + max(_PAUSE, 5 * (end - start))
 
-    def _load(self) -> Profile:
+    def _load(self, until: float) -> Profile:
         files = open_recordings(self.paths)
         if self._folded is None or not self._folded.belongs_to(files):
-            self._folded = _Folded(files.info)
-        return Profile(files.info, self._folded.update(files), files)
+            self._folded = Follower(files.info)
+        return Profile(files.info, self._folded.update(files, until), files)
 
-
-class _Folded:
-    """Totals of the parts seen so far."""
-
-    def __init__(self, info: RecordingInfo) -> None:
-        self._info = info
-        self._parts: set[Path] = set()
-        self._windows: dict[tuple[int, int], Part] = {}
-        self._unread: dict[Path, tuple[object, str]] = {}
-        self._totals = merge([], info)
-        self.thinned = False
-
-    def belongs_to(self, files: RecordingFiles) -> bool:
-        """Whether the sums are of these files: not after a part or its rank was taken out."""
-        present = {part.path for part in files.parts("part")}
-        return files.info == self._info and self._parts <= present
-
-    def update(self, files: RecordingFiles) -> Totals:
-        """Add what is new."""
-        parts = files.parts("part")
-        fresh = [part for part in parts if part.path not in self._parts]
-        whole = [totals for part in fresh if (totals := self._fold(part, files)) is not None]
-        if whole:
-            summed = merge([self._totals, *whole], files.info)
-            windows, changed = thinned(summed.windows, TIMELINE_ROWS)
-            self.thinned = self.thinned or changed
-            self._totals = replace(summed, windows=windows)
-        lines = [self._unread[part.path][1] for part in parts if part.path in self._unread]
-        return replace(self._totals, unread=tuple(lines))
-
-    def _fold(self, part: Part, files: RecordingFiles) -> Totals | None:
-        """Totals of a new part; a damaged one is tried again when its file has changed."""
-        stamp = _stamp(part.path)
-        if part.path in self._unread and self._unread[part.path][0] == stamp:
-            return None
-        try:
-            totals = fold_part(part, files.info, None)
-            line = totals.unread[0] if totals.unread else repeated(part, totals, self._windows)
-        except Exception as error:  # columns of the right names with nonsense in them
-            line = f"{part.label} cannot be read: {type(error).__name__}: {error}"
-        if line:
-            self._unread[part.path] = (stamp, line)
-            return None
-        self._unread.pop(part.path, None)
-        self._parts.add(part.path)
-        return totals
-
-
-def _stamp(path: Path) -> object:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size
+    def _progress(self) -> str:
+        if self._folded is None or not self._folded.waiting:
+            return ""
+        there = self._folded.read + self._folded.waiting
+        share = self._folded.read / there
+        return f"Still reading: the numbers are of {share:.0%} of {there:,} parts so far."
 
 
 def _fingerprint(profile: Profile | None) -> object:

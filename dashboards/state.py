@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -13,9 +13,10 @@ from routeprof.tables import tag_name
 ALL = "all"
 
 MEASURES = {"load": "Load / mean", "share": "Share", "mass": "Gate mass"}
-ORDERS = {"index": "By index", "load": "By load"}
-_CHOICES: dict[str, Mapping[str, str]] = {"measure": MEASURES, "order": ORDERS}
+ORDERS = {"index": "By index", "load": "By load", "rank": "Each layer by load"}
+PLACEMENTS = {"contiguous": "In order", "striped": "Striped"}
 USUAL_FACTOR = 1.25
+MOST_RANKS = 1024
 _LONGEST = 2000
 _SHOWN = 60
 
@@ -25,19 +26,32 @@ class ViewState:
     """What is selected; None where the view chooses.
 
     Attributes:
+        run: name of the recording, where several are open.
         phase, tag: what the numbers are of; None for all.
+        between: windows that end in this range, in seconds since the first one's start.
         layer: index of the layer to look at.
+        expert: the expert of that layer to look at.
         measure: what the heatmap shows, a key of MEASURES.
-        order: how experts are sorted, a key of ORDERS.
+        order: how experts are sorted, a key of ORDERS: ``load`` by that of all layers together,
+            so that a column stays an expert, ``rank`` each layer for itself.
         factor: capacity factor, one of those recorded.
+        ranks: number of expert-parallel ranks to spread the experts over.
+        placement: how they are spread, a key of PLACEMENTS.
+        against: name of the recording to compare with.
     """
 
+    run: str | None = None
     phase: str | None = None
     tag: str | None = None
+    between: tuple[float, float] | None = None
     layer: int | None = None
+    expert: int | None = None
     measure: str = "load"
     order: str = "index"
     factor: float | None = None
+    ranks: int | None = None
+    placement: str = "contiguous"
+    against: str | None = None
 
     def query(self, **changes: Any) -> str:
         """The state as a query with its question mark; what is usual is left out."""
@@ -50,11 +64,18 @@ class ViewState:
         }
         return f"?{urlencode(pairs)}" if pairs else ""
 
+    @property
+    def selection(self) -> ViewState:
+        """What the numbers are of, without how they are shown."""
+        return ViewState(self.run, self.phase, self.tag, self.between)
+
 
 def _text(value: object) -> str:
     if value is None:
         return ALL
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, tuple):
+        return "-".join(_text(round(item, 3)) for item in value)
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
 def parse_query(search: str | None, profile: Profile | None) -> tuple[ViewState, list[str]]:
@@ -63,7 +84,9 @@ def parse_query(search: str | None, profile: Profile | None) -> tuple[ViewState,
     if len(text) > _LONGEST:
         return ViewState(), ["The address is too long and was ignored."]
     state, ignored = ViewState(), []
-    for name, value in parse_qsl(text, keep_blank_values=True):
+    # In the order of the fields: the layer comes before the expert that is one of its own.
+    pairs = sorted(parse_qsl(text, keep_blank_values=True), key=lambda pair: _place(pair[0]))
+    for name, value in pairs:
         changed = _with(state, name, value, profile)
         if changed is None:
             ignored.append(f"Ignored {_short(name)}={_short(value)}: {_remedy(name, profile)}.")
@@ -72,13 +95,25 @@ def parse_query(search: str | None, profile: Profile | None) -> tuple[ViewState,
     return state, ignored
 
 
+def _place(name: str) -> int:
+    return list(_USUAL).index(name) if name in _USUAL else len(_USUAL)
+
+
 def usual_factor(profile: Profile) -> float | None:
     """The capacity factor that is shown unless another one is asked for."""
     return min(profile.info.capacity_factors, key=lambda f: abs(f - USUAL_FACTOR), default=None)
 
 
+# -- controls
+
+
 def control_value(name: str, state: ViewState, profile: Profile | None) -> Any:
-    """A part of the state as its control holds it; the slider counts the recorded factors."""
+    """A part of the state as its control holds it.
+
+    The slider of factors counts those recorded; that of time holds a range also for all of it.
+    """
+    if name == "between":
+        return list(state.between or (0.0, duration(profile)))
     if name != "factor":
         return _text(getattr(state, name))
     if profile is None:
@@ -87,25 +122,46 @@ def control_value(name: str, state: ViewState, profile: Profile | None) -> Any:
     return sorted(profile.info.capacity_factors).index(factor) if factor is not None else 0
 
 
+def duration(profile: Profile | None) -> float:
+    """Seconds from the first window's start to the last one's end, rounded up to milliseconds."""
+    windows = profile.totals.windows if profile is not None else None
+    if windows is None or not len(windows.end):
+        return 0.0
+    return round(float(windows.end.max() - windows.start.min()) + 5e-4, 3)
+
+
 def with_controls(
     state: ViewState, values: Mapping[str, Any], profile: Profile | None
 ) -> ViewState:
     """The state after the reader used a control; an impossible value changes nothing."""
     for name, value in values.items():
-        if value == control_value(name, state, profile):
-            continue
-        text = str(value)
-        if name == "factor" and profile is not None:
-            text = _text(sorted(profile.info.capacity_factors)[int(value)])
-        state = _with(state, name, text, profile) or state
+        if value != control_value(name, state, profile):
+            text = _control_text(name, value, profile)
+            state = _with(state, name, text, profile) or state
     return state
 
 
+def _control_text(name: str, value: Any, profile: Profile | None) -> str:
+    if name == "factor" and profile is not None:
+        return _text(sorted(profile.info.capacity_factors)[int(value)])
+    if name == "between":
+        low, high = (float(item) for item in value)
+        whole = low <= 0 and high >= duration(profile)
+        return ALL if whole else _text((low, high))
+    return str(value)
+
+
+# -- checking
+
+
 def _with(state: ViewState, name: str, value: str, profile: Profile | None) -> ViewState | None:
-    if name in ("phase", "tag", "layer", "factor") and value == ALL:
+    if name not in _USUAL:
+        return None
+    if value == ALL and _USUAL[name] is None:
         return _changed(state, name, None)
-    if name in _CHOICES:
-        return _changed(state, name, value) if value in _CHOICES[name] else None
+    if name in _CHECKS:
+        found = _CHECKS[name](value)
+        return None if found is None else _changed(state, name, found)
     for possible in _possible(name, profile):
         if _text(possible) == value:
             return _changed(state, name, possible)
@@ -114,24 +170,72 @@ def _with(state: ViewState, name: str, value: str, profile: Profile | None) -> V
 
 def _changed(state: ViewState, name: str, value: Any) -> ViewState:
     changes: dict[str, Any] = {name: value}
+    if name == "layer" and value != state.layer:
+        changes["expert"] = None  # another layer's expert of that number is another expert
     return replace(state, **changes)
 
 
-def _possible(name: str, profile: Profile | None) -> Iterator[Any]:
+def _range(text: str) -> tuple[float, float] | None:
+    try:
+        low, high = (float(item) for item in text.split("-"))
+    except ValueError:
+        return None
+    return (low, high) if 0 <= low < high < float("inf") else None
+
+
+def _ranks(text: str) -> int | None:
+    known = text.isascii() and text.isdigit() and len(text) <= 9
+    return int(text) if known and 0 < int(text) <= MOST_RANKS else None
+
+
+def _one_of(choices: Mapping[str, str]) -> Callable[[str], str | None]:
+    return lambda text: text if text in choices else None
+
+
+def _name(text: str) -> str | None:
+    return text if text and len(text) <= 300 else None
+
+
+_USUAL = {item.name: item.default for item in fields(ViewState)}
+_CHECKS: dict[str, Callable[[str], Any]] = {
+    "run": _name,
+    "against": _name,
+    "between": _range,
+    "ranks": _ranks,
+    "measure": _one_of(MEASURES),
+    "order": _one_of(ORDERS),
+    "placement": _one_of(PLACEMENTS),
+}
+_CHOICES = {"measure": MEASURES, "order": ORDERS, "placement": PLACEMENTS}
+_REMEDIES = {
+    "between": "a range is two numbers of seconds, such as 10-60",
+    "ranks": f"a number of ranks is from 1 to {MOST_RANKS}",
+    "run": "a recording has a name of at most 300 characters",
+    "against": "a recording has a name of at most 300 characters",
+}
+
+
+def _possible(name: str, profile: Profile | None) -> list[Any]:
     if profile is None:
-        return
+        return []
+    layers = [layer for layer in profile.info.layers if layer.kind == "moe"]
     if name == "phase":
-        yield from profile.phases
-    elif name == "tag":
-        yield from (tag_name(tag) for tag in profile.tags)
-    elif name == "layer":
-        yield from (layer.index for layer in profile.info.layers if layer.kind == "moe")
-    elif name == "factor":
-        yield from profile.info.capacity_factors
+        return list(profile.phases)
+    if name == "tag":
+        return [tag_name(tag) for tag in profile.tags]
+    if name == "layer":
+        return [layer.index for layer in layers]
+    if name == "expert":
+        return list(range(max((layer.experts for layer in layers), default=0)))
+    return list(profile.info.capacity_factors)
 
 
 def _remedy(name: str, profile: Profile | None) -> str:
-    known = list(_CHOICES.get(name, ())) or [_text(item) for item in _possible(name, profile)]
+    if name in _REMEDIES:
+        return _REMEDIES[name]
+    known = list(_CHOICES.get(name, ()))
+    if not known and name in _USUAL:
+        known = [_text(item) for item in _possible(name, profile)]
     if not known:
         return "it says nothing about this recording"
     listed = ", ".join(_short(item) for item in known[:8])

@@ -5,17 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from routeprof.dashboards import formats
 from routeprof.dashboards.activity import Activity
 from routeprof.dashboards.palette import Scheme
+from routeprof.dashboards.spans import Span
 from routeprof.dashboards.state import ViewState, usual_factor
 from routeprof.profile import Profile
 from routeprof.topology import Layer
+
+
+@dataclass(frozen=True)
+class Against:
+    """Another recording to compare with: the same phase and tag, all of its time."""
+
+    name: str
+    profile: Profile
 
 
 @dataclass(frozen=True)
@@ -25,6 +35,8 @@ class Context:
     Attributes:
         whole: the recording; ``profile``: what the reader selected of it.
         now: seconds since the epoch.
+        against: what to compare it with, on views that have that control.
+        spans: sums of stretches of time, of all phases and tags, the earliest first.
     """
 
     whole: Profile
@@ -33,6 +45,13 @@ class Context:
     scheme: Scheme
     activity: Activity
     now: float
+    against: Against | None = None
+    spans: Sequence[Span] = ()
+
+    @cached_property
+    def all_time(self) -> Profile:
+        """The phase and tag that are selected, in all of the time."""
+        return self.whole.narrowed(self.state.phase, self.state.tag)
 
     @cached_property
     def layers(self) -> pd.DataFrame:
@@ -65,8 +84,13 @@ class Context:
     @property
     def selection(self) -> str:
         """The selection in words, to begin a caption with."""
-        phase = self.state.phase or "all phases"
-        return f"{phase}, {f'tag {self.state.tag}' if self.state.tag else 'all tags'}"
+        state = self.state
+        parts = [
+            state.phase or "all phases",
+            f"tag {state.tag}" if state.tag else "all tags",
+            *([formats.time_range(*state.between)] if state.between else []),
+        ]
+        return ", ".join(parts)
 
     def row(self, layer: Layer) -> Mapping[str, Any]:
         """The layer's row of ``layers``."""
@@ -92,13 +116,22 @@ class Card:
 
 @dataclass(frozen=True)
 class Panel:
-    """A place for a figure; ``label`` says to a screen reader what it shows."""
+    """A place for a figure.
+
+    Attributes:
+        label: says to a screen reader what it shows.
+        leads: what a click on it opens: the layer at its x, the expert that its customdata
+            names, or the expert of a heatmap's cell.
+        drags: its x axis is time, and dragging selects a range of it.
+    """
 
     name: str
     title: str
     label: str
     height: int = 340
     wide: bool = True
+    leads: Literal["", "layer", "expert", "cell"] = ""
+    drags: bool = False
 
 
 @dataclass(frozen=True)

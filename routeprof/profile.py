@@ -171,6 +171,12 @@ class Profile:
         """Tokens that could not be counted in the layer that missed the most."""
         return int(self.missed_by_layer.max(initial=0))
 
+    def since_start(self, between: tuple[float, float]) -> tuple[float, float]:
+        """A range in seconds since the first window's start, as seconds since the epoch."""
+        start = self.totals.windows.start
+        zero = float(start.min()) if len(start) else self.info.started
+        return zero + between[0], zero + between[1]
+
     @property
     def seconds(self) -> float:
         """Time from the first window's start to the last one's end, added up over runs."""
@@ -207,12 +213,17 @@ class Profile:
         if tag is not None and tag not in names:
             raise UsageError(f"tag {tag!r} does not occur; there are {_listed(names)}")
 
+        return profile.narrowed(phase, tag)
+
+    def narrowed(self, phase: str | None, tag: str | None) -> Profile:
+        """Like ``select``; of a phase or a tag that does not occur there is nothing."""
+
         def wanted(key: Key) -> bool:
             return phase in (None, key[0]) and tag in (None, tables.tag_name(key[1]))
 
         return replace(
-            profile,
-            totals=tables.only_keys(profile.totals, wanted),
+            self,
+            totals=tables.only_keys(self.totals, wanted),
             phase=phase or self.phase,
             tag=tag or self.tag,
         )

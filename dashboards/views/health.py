@@ -144,6 +144,7 @@ VIEW = View(
             "Coverage by layer",
             "Bar chart: captured share of the assignments of every layer",
             height=300,
+            leads="layer",
         ),
     ),
     fill=fill,

@@ -7,7 +7,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from routeprof.dashboards.figures import blank
-from routeprof.dashboards.heatmaps import load_heatmap, share_heatmap
+from routeprof.dashboards.heatmaps import label_columns, load_heatmap, share_heatmap
 from routeprof.dashboards.state import MEASURES
 from routeprof.dashboards.view import Content, Context, Filled, Panel, View, has_values
 
@@ -28,14 +28,16 @@ def heatmap(context: Context) -> Filled:
     if not has_values(values.ravel()):
         return Filled(blank(_nothing(context), context.scheme), "", table)
     loads, _ = grid(context, experts, "load_over_mean")
-    ranked = state.order == "load"
-    order = ranking(loads) if ranked else np.broadcast_to(np.arange(values.shape[1]), values.shape)
+    order = ORDERINGS[state.order](loads)
     shown = np.take_along_axis(values, order, axis=1)
+    axis = AXES[state.order]
     if state.measure == "load":
-        figure = load_heatmap(shown, names, order, context.scheme, ranked=ranked)
+        figure = load_heatmap(shown, names, order, context.scheme, axis)
     else:
         title = MEASURES[state.measure].lower()
-        figure = share_heatmap(shown, names, order, context.scheme, title, ranked=ranked)
+        figure = share_heatmap(shown, names, order, context.scheme, title, axis)
+    if state.order == "load":
+        label_columns(figure, order[0])
     return Filled(figure, _caption(context), table)
 
 
@@ -61,6 +63,25 @@ def ranking(loads: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.argsort(np.where(np.isnan(loads), np.inf, -loads), axis=1, kind="stable")
 
 
+def by_load(loads: NDArray[np.float64]) -> NDArray[np.int64]:
+    """For all layers the same order of experts: the most loaded over all of them first."""
+    together = np.nansum(loads, axis=0, keepdims=True)
+    return np.broadcast_to(np.argsort(-together, axis=1, kind="stable"), loads.shape)
+
+
+def by_index(loads: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Experts as they are numbered."""
+    return np.broadcast_to(np.arange(loads.shape[1]), loads.shape)
+
+
+ORDERINGS = {"index": by_index, "load": by_load, "rank": ranking}
+AXES = {
+    "index": "expert",
+    "load": "expert, the most loaded of all layers first",
+    "rank": "experts, each layer's most loaded first",
+}
+
+
 def _nothing(context: Context) -> str:
     if context.state.measure == "mass" and not context.profile.info.gate:
         return "This recording was made without the router's outputs (gate=False)."
@@ -77,7 +98,7 @@ def _caption(context: Context) -> str:
         "mass": "Mean probability that the router gives each expert, chosen or not",
     }[context.state.measure]
     holes = " Shaded rows were not captured, which is not zero." if context.absent else ""
-    return f"{what}; {context.selection}. Click a cell to open its layer.{holes}"
+    return f"{what}; {context.selection}. Click a cell to open its expert.{holes}"
 
 
 VIEW = View(
@@ -91,8 +112,9 @@ VIEW = View(
             "Experts by layer",
             "Heatmap with a row for each layer and a column for each expert",
             height=620,
+            leads="cell",
         ),
     ),
     fill=fill,
-    controls=("measure", "order"),
+    controls=("between", "measure", "order"),
 )

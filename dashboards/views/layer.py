@@ -80,7 +80,7 @@ def experts(context: Context, layer: Layer) -> Filled:
     """Load of each of the layer's experts."""
     table = context.profile.experts()
     table = table[table["layer"] == layer.index]
-    ranked = context.state.order == "load"
+    ranked = context.state.order != "index"
     if ranked:
         table = table.sort_values("tokens", ascending=False, kind="stable")
     shown = table[EXPERT_TABLE].rename(columns={"tokens": "expert_tokens"})
@@ -150,7 +150,12 @@ def _no_sizes() -> pd.DataFrame:
 
 
 PANELS = (
-    Panel("experts", "Load of the experts", "Bar chart: load of every expert of the layer"),
+    Panel(
+        "experts",
+        "Load of the experts",
+        "Bar chart: load of every expert of the layer",
+        leads="expert",
+    ),
     Panel(
         "steps",
         "Imbalance of the steps",

@@ -144,6 +144,7 @@ VIEW = View(
             "Overflow by layer",
             "Bar chart: overflow rate and padding rate of every layer at the chosen factor",
             height=300,
+            leads="layer",
         ),
     ),
     fill=fill,

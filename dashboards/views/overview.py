@@ -130,6 +130,7 @@ VIEW = View(
             "imbalance",
             "Imbalance by layer",
             "Dot and range chart: ratio of largest to mean expert load for every layer",
+            leads="layer",
         ),
     ),
     fill=fill,

@@ -6,10 +6,14 @@ import warnings
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from routeprof.dashboards import formats
 from routeprof.dashboards.figures import blank, lines
+from routeprof.dashboards.formats import clock
+from routeprof.dashboards.palette import PALETTES
+from routeprof.dashboards.state import duration
 from routeprof.dashboards.view import Content, Context, Filled, Panel, View
 from routeprof.profile import Profile
 from routeprof.recording.fold import Windows
@@ -19,16 +23,18 @@ MOST_POINTS = 600
 
 def fill(context: Context) -> Content:
     """The page's content."""
-    table = series(context.profile, None if context.layer is None else context.layer.index)
+    table = series(context.all_time, None if context.layer is None else context.layer.index)
     if not len(table):
         empty = blank("No windows in this selection yet.", context.scheme)
         return Content(
             panels={
-                "imbalance": Filled(empty, "", table[IMBALANCE]),
-                "tokens": Filled(empty, "", table[TOKENS]),
+                "imbalance_time": Filled(empty, "", table[IMBALANCE]),
+                "tokens_time": Filled(empty, "", table[TOKENS]),
             }
         )
-    return Content(panels={"imbalance": imbalance(context, table), "tokens": rate(context, table)})
+    return Content(
+        panels={"imbalance_time": imbalance(context, table), "tokens_time": rate(context, table)}
+    )
 
 
 IMBALANCE = ["time", "imbalance_worst", "imbalance_median", "imbalance_layer"]
@@ -93,8 +99,8 @@ def with_gaps(table: pd.DataFrame, width: float) -> pd.DataFrame:
 def imbalance(context: Context, table: pd.DataFrame) -> Filled:
     """Worst, median and chosen layer over time."""
     layer = context.layer
-    scale, unit = _clock(table)
-    drawn = with_gaps(table, interval(context.profile))
+    scale, unit = clock(duration(context.whole))
+    drawn = with_gaps(table, interval(context.all_time))
     figure = lines(
         drawn["time"].to_numpy() / scale,
         {
@@ -108,15 +114,16 @@ def imbalance(context: Context, table: pd.DataFrame) -> Filled:
     )
     caption = (
         f"Imbalance of each interval, {context.selection}; 1 is perfect. Where an interval holds "
-        "several windows, phases or tags: their mean, weighted by assignments."
+        "several windows, phases or tags: their mean, weighted by assignments. Drag over a range "
+        "of time to see it on all views."
     )
-    return Filled(figure, caption, table[IMBALANCE])
+    return Filled(with_range(figure, context, scale), caption, table[IMBALANCE])
 
 
 def rate(context: Context, table: pd.DataFrame) -> Filled:
     """Tokens per second over time."""
-    scale, unit = _clock(table)
-    drawn = with_gaps(table, interval(context.profile))
+    scale, unit = clock(duration(context.whole))
+    drawn = with_gaps(table, interval(context.all_time))
     figure = lines(
         drawn["time"].to_numpy() / scale,
         {"tokens/s": drawn["token_rate"].to_numpy()},
@@ -124,14 +131,21 @@ def rate(context: Context, table: pd.DataFrame) -> Filled:
         x_title=f"time since start, {unit}",
         y_title="tokens/s",
     )
-    span = formats.seconds(round(context.profile.seconds))
+    span = formats.seconds(round(context.all_time.seconds))
     caption = f"Tokens that a layer routed per second, {context.selection}; {span} in all."
-    return Filled(figure, caption, table[TOKENS])
+    return Filled(with_range(figure, context, scale), caption, table[TOKENS])
 
 
-def _clock(table: pd.DataFrame) -> tuple[float, str]:
-    longest = float(table["time"].max())
-    return (1.0, "s") if longest < 600 else (60.0, "min") if longest < 36_000 else (3600.0, "h")
+def with_range(figure: go.Figure, context: Context, scale: float) -> go.Figure:
+    """Let the reader drag over a range of time, and shade the one that is selected."""
+    figure.update_layout(dragmode="select", selectdirection="h")
+    if context.state.between is not None:
+        low, high = context.state.between
+        colours = PALETTES[context.scheme]
+        figure.add_vrect(
+            x0=low / scale, x1=high / scale, fillcolor=colours.blue, opacity=0.14, line_width=0
+        )
+    return figure
 
 
 VIEW = View(
@@ -141,12 +155,19 @@ VIEW = View(
     reports=("windows", "steps"),
     panels=(
         Panel(
-            "imbalance",
+            "imbalance_time",
             "Imbalance over time",
             "Line chart: imbalance of the worst, the median and the chosen layer over time",
+            drags=True,
         ),
-        Panel("tokens", "Tokens over time", "Line chart: tokens per second over time", height=260),
+        Panel(
+            "tokens_time",
+            "Tokens over time",
+            "Line chart: tokens per second over time",
+            height=260,
+            drags=True,
+        ),
     ),
     fill=fill,
-    controls=("layer",),
+    controls=("between", "layer"),
 )

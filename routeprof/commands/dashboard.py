@@ -34,9 +34,8 @@ def dashboard(
     need("dash", "dashboard")
     from routeprof.dashboards import create_app
     from routeprof.dashboards.serve import serve
-    from routeprof.dashboards.source import Source
 
-    app = create_app(Source(*directories))
+    app = create_app(*directories)
     serve(
         app,
         host=host,

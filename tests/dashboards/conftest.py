@@ -36,11 +36,15 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def context(recorded: Path) -> Callable[..., Context]:
     """Makes what a view draws from: ``context(phase="decode", layer=2)``."""
 
-    reading, whole = Source(recorded).read(), routeprof.load(recorded)
+    source, whole = Source(recorded), routeprof.load(recorded)
+    reading = source.read()
 
     def make(scheme: Any = "light", **state: Any) -> Context:
         chosen = ViewState(**state)
-        profile = whole.select(phase=chosen.phase, tag=chosen.tag)
-        return Context(whole, profile, chosen, scheme, reading.activity, time())
+        between = None if chosen.between is None else whole.since_start(chosen.between)
+        profile = whole.select(phase=chosen.phase, tag=chosen.tag, between=between)
+        return Context(
+            whole, profile, chosen, scheme, reading.activity, time(), spans=source.spans()
+        )
 
     return make

@@ -212,7 +212,7 @@ def test_nonsense_in_the_address_is_a_notice(open_page: Callable[..., Any], url:
     expect(page.get_by_text("No such view")).to_be_visible()
 
 
-def test_a_click_on_the_heatmap_opens_the_layer(open_page: Callable[..., Any], url: str) -> None:
+def test_a_click_on_the_heatmap_opens_the_expert(open_page: Callable[..., Any], url: str) -> None:
     page = open_page()
     page.goto(f"{url}/heatmap?phase=decode")
     drawn(page, 1)
@@ -220,8 +220,7 @@ def test_a_click_on_the_heatmap_opens_the_layer(open_page: Callable[..., Any], u
     page.mouse.move(box["x"] + box["width"] / 3, box["y"] + 15)
     expect(page.locator(".hoverlayer")).to_contain_text("layer 1")
     page.mouse.click(box["x"] + box["width"] / 3, box["y"] + 15)
-    expect(page).to_have_url(re.compile(r"/layer\?phase=decode&layer=1$"))
-    expect(page.get_by_text("Layer 1, decode, all tags")).to_be_visible()
+    expect(page).to_have_url(re.compile(r"/expert\?phase=decode&layer=1&expert=5$"))
 
 
 def test_numbers_unfold_and_missing_ones_are_dashes(

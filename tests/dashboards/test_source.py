@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import routeprof
+from routeprof.dashboards import follower
 from routeprof.dashboards import source as module
 from routeprof.dashboards.activity import activity
 from routeprof.dashboards.source import Reading, Source
@@ -58,13 +59,13 @@ def test_several_ranks_and_twins(tmp_path: Path) -> None:
 
 def test_each_part_is_read_once(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    fold_part = module.fold_part
+    fold_part = follower.fold_part
 
     def counting(part: Any, *rest: Any) -> Any:
         seen.append(part.label)
         return fold_part(part, *rest)
 
-    monkeypatch.setattr(module, "fold_part", counting)
+    monkeypatch.setattr(follower, "fold_part", counting)
     source = Source(writer.path)
     for _ in range(3):
         writer.write()
@@ -165,7 +166,7 @@ def test_unknown_trouble_is_a_line_too(writer: Writer, monkeypatch: pytest.Monke
 def test_a_long_timeline_is_thinned_and_its_sums_are_not(
     writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "TIMELINE_ROWS", 12)
+    monkeypatch.setattr(follower, "TIMELINE_ROWS", 12)
     source = Source(writer.path)
     for _ in range(20):
         writer.write()

@@ -8,6 +8,7 @@ import routeprof
 from routeprof.dashboards.state import (
     ViewState,
     control_value,
+    duration,
     parse_query,
     usual_factor,
     with_controls,
@@ -29,6 +30,9 @@ def profile(recorded: Path) -> Profile:
         ViewState(tag=HOSTILE, measure="mass", order="load"),
         ViewState(tag=LONG, factor=2.0),
         ViewState(tag="untagged"),
+        ViewState(between=(0.0, 2.5), run="a/b", against="c"),
+        ViewState(between=(12345.678, 23456.789)),
+        ViewState(layer=6, expert=15, ranks=4, placement="striped"),
     ],
 )
 def test_a_state_survives_the_address(state: ViewState, profile: Profile) -> None:
@@ -47,6 +51,17 @@ def test_a_state_survives_the_address(state: ViewState, profile: Profile) -> Non
         "?measure=load;drop",
         "?file=/etc/passwd",
         "?phase=%00%ff",
+        "?between=5",
+        "?between=5-5",
+        "?between=nan-nan",
+        "?between=-1-5",
+        "?between=1-inf",
+        "?expert=16",
+        "?expert=-1",
+        "?ranks=0",
+        "?ranks=1e3",
+        "?ranks=99999999999999999999",
+        "?placement=clever",
         "?" + "x" * 300 + "=1",
     ],
 )
@@ -73,6 +88,22 @@ def test_controls_change_the_state(profile: Profile) -> None:
     state = with_controls(ViewState(), {"phase": "decode", "layer": "6", "factor": 2}, profile)
     assert state == ViewState(phase="decode", layer=6, factor=2.0)
     assert with_controls(state, {"phase": "all", "layer": "nonsense"}, profile).phase is None
+
+
+def test_an_expert_is_one_of_its_layer(profile: Profile) -> None:
+    state = parse_query("?expert=3&layer=2", profile)[0]
+    assert state == ViewState(layer=2, expert=3)
+    assert with_controls(state, {"layer": "6"}, profile) == ViewState(layer=6)
+
+
+def test_the_scrubber_holds_a_range_also_for_all_of_the_time(profile: Profile) -> None:
+    everything = control_value("between", ViewState(), profile)
+    assert everything == [0.0, duration(profile)]
+    assert duration(profile) == pytest.approx(8.0, abs=0.002)
+    chosen = with_controls(ViewState(), {"between": [2.0, 4.0]}, profile)
+    assert chosen == ViewState(between=(2.0, 4.0))
+    assert control_value("between", chosen, profile) == [2.0, 4.0]
+    assert with_controls(chosen, {"between": everything}, profile) == ViewState()
 
 
 def test_the_slider_counts_factors_and_rests_at_the_usual_one(profile: Profile) -> None:

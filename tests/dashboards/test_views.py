@@ -13,9 +13,9 @@ import pytest
 import routeprof
 from routeprof.dashboards.components import term
 from routeprof.dashboards.definitions import DEFINITIONS
-from routeprof.dashboards.drawing import click_target, draw, revision
+from routeprof.dashboards.drawing import click_target, draw, picked_range, revision
 from routeprof.dashboards.state import ViewState
-from routeprof.dashboards.view import Context, View
+from routeprof.dashboards.view import Context, Panel, View
 from routeprof.dashboards.views import VIEWS, health, heatmap, layer, overflow, overview, timeline
 from routeprof.dashboards.views import view_at as at
 from routeprof.report.csv import TABLES
@@ -89,12 +89,20 @@ def test_heatmap_leaves_uncaptured_layers_empty_and_names_them(context: Make) ->
 
 
 def test_heatmap_values_are_those_of_the_report(context: Make) -> None:
-    view = context(phase="decode", order="load")
+    view = context(phase="decode", order="rank")
     trace = heatmap.heatmap(view).figure.data[0]
     experts = view.profile.experts()
     own = experts[experts["layer"] == 6].sort_values("tokens", ascending=False, kind="stable")
     assert trace.text[0].tolist() == own["expert"].tolist()
     np.testing.assert_allclose(trace.customdata[0], own["load_over_mean"], rtol=1e-6)
+
+
+def test_heatmap_columns_stay_experts_when_sorted_by_the_load_of_all(context: Make) -> None:
+    view = context(order="load")
+    trace = heatmap.heatmap(view).figure.data[0]
+    loads = view.profile.experts().groupby("expert")["load_over_mean"].sum()
+    expected = loads.sort_values(ascending=False, kind="stable").index.tolist()
+    assert all(row.tolist() == expected for row in trace.text)
 
 
 def test_layer_shows_the_worst_unless_told(context: Make) -> None:
@@ -195,13 +203,14 @@ def test_text_of_the_recording_stays_text(context: Make) -> None:
 
 def test_draw_sends_rows_only_of_unfolded_tables(context: Make) -> None:
     values = draw(layer.VIEW, context(), ["experts", "steps", "gone"], {"experts"}, ["ignored"])
-    notices, cards, _, _, figures, captions, columns, rows, links, hidden = values
+    notices, cards, _, _, figures, captions, columns, rows, links, scrubber, hidden = values
     assert len(notices) == 1
     assert len(cards) == 7
     assert len(figures) == len(captions) == 3
     assert len(rows[0]) == EXPERTS
     assert columns[1] is rows[1] is figures[2]  # no update
     assert [link.href for link in links] == ["/csv/experts.csv", "/csv/layers.csv"]
+    assert scrubber == []  # a view without that control, and all of the time
     assert hidden is False
 
 
@@ -232,18 +241,46 @@ def test_the_zoom_survives_a_new_window_and_not_another_measure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("point", "target"),
+    ("leads", "point", "target"),
     [
-        ({"x": 3, "y": "12", "z": 1.0}, 12),
-        ({"x": 3, "y": "4 · silent", "z": None}, 4),
-        ({"x": 7, "y": 1.5}, 7),
-        ({"x": "8–15", "y": 3}, None),
-        ({}, None),
+        ("cell", {"x": 3, "y": "12", "z": 1.0, "text": 5}, ("/expert", "?layer=12&expert=5")),
+        ("cell", {"x": 3, "y": "4 · silent", "z": None}, None),
+        ("layer", {"x": 7, "y": 1.5}, ("/layer", "?layer=7")),
+        ("layer", {"x": "8–15", "y": 3}, None),
+        ("expert", {"x": 0, "customdata": 9}, ("/expert", "?layer=2&expert=9")),
+        ("expert", {}, None),
+        ("", {"x": 7, "y": 1.5}, None),
     ],
 )
-def test_click_target(point: dict[str, Any], target: int | None) -> None:
-    assert click_target({"points": [point]}) == target
-    assert click_target({"points": []}) is None
+def test_click_target(leads: Any, point: dict[str, Any], target: tuple[str, str] | None) -> None:
+    panel = Panel("name", "Title", "Label", leads=leads)
+    assert click_target(panel, {"points": [point]}, ViewState(layer=2)) == target
+    assert click_target(panel, {"points": []}, ViewState()) is None
+
+
+@pytest.mark.parametrize(
+    ("drag", "between"),
+    [
+        ({"range": {"x": [1.5, 4.25], "y": [0, 1]}}, (1.5, 4.25)),
+        ({"range": {"x": [4, -2]}}, (0.0, 4.0)),
+        ({"range": {"x": [3, 3]}}, None),
+        ({"points": []}, None),
+        (None, None),
+    ],
+)
+def test_a_range_that_was_dragged_over(
+    context: Make, drag: Any, between: tuple[float, float] | None
+) -> None:
+    assert picked_range(drag, context().whole) == between
+
+
+def test_a_range_of_time_filters_every_view_but_the_timeline(context: Make) -> None:
+    view, all_of_it = context(between=(1.0, 3.0)), context()
+    assert sum(view.layers["steps"].dropna()) == 2 / 8 * sum(all_of_it.layers["steps"].dropna())
+    assert "1 to 3 s" in heatmap.heatmap(view).caption
+    shaded = timeline.fill(view).panels["tokens_time"]
+    assert len(shaded.table) == 8
+    assert [shape.x1 for shape in shaded.figure.layout.shapes] == [3.0]
 
 
 def test_each_term_explains_itself() -> None:

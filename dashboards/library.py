@@ -1,0 +1,162 @@
+"""Library: the recordings that a dashboard can show, and the one that an address asks for."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import monotonic, time
+
+from routeprof.dashboards.activity import WAITING, Activity, activity
+from routeprof.dashboards.source import Reading, Source
+from routeprof.dashboards.state import ViewState, parse_query
+from routeprof.errors import RouteprofError
+from routeprof.recording.reader import open_recording
+from routeprof.recording.schema import INFO_FILE, RecordingInfo
+
+OPEN = 4
+"""Recordings of a directory of many that are kept in memory; the last used stay."""
+
+DEPTH = 2
+"""Levels below a directory in which recordings are looked for."""
+
+_LOOK_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """A recording of the list; ``problem`` says why it cannot be read."""
+
+    name: str
+    path: Path
+    info: RecordingInfo | None
+    ranks: int
+    activity: Activity
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What an address shows.
+
+    Attributes:
+        name: of the recording; empty for none.
+        ignored: a line for each part of the address that says nothing.
+    """
+
+    name: str
+    source: Source | None
+    reading: Reading
+    state: ViewState
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def version(self) -> str:
+        """Another one whenever something else is to be seen."""
+        return f"{self.reading.version}/{self.name}"
+
+
+class Library:
+    """One recording, several and their sum, or all that are below a directory.
+
+    Only names that this object gave out open anything: no path comes from an address.
+    """
+
+    def __init__(self, *paths: str | Path) -> None:
+        self.paths = tuple(Path(path) for path in paths)
+        self._lock = threading.Lock()
+        self._found: dict[str, tuple[Path, ...]] = {}
+        self._looked = -_LOOK_SECONDS
+        self._sources: OrderedDict[str, Source] = OrderedDict()
+
+    @property
+    def title(self) -> str:
+        """What to call all of it."""
+        return " + ".join(path.resolve().name for path in self.paths)
+
+    def names(self) -> list[str]:
+        """Names of the recordings there are now; the first is shown unless another is chosen."""
+        with self._lock:
+            return list(self._look())
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it is a directory of recordings, none of which comes first."""
+        return len(self.paths) == 1 and self.names() != [self.title]
+
+    def open(self, search: str | None) -> Opened:
+        """What the query of an address asks for; never raises."""
+        wanted = parse_query(search, None)[0].run
+        names = self.names()
+        name = wanted or ("" if self.is_list else names[0])
+        source = self.source(name)
+        if source is None:
+            message = f"There is no recording {name!r} here." if name else "Choose a recording."
+            reading = Reading(0, None, message, WAITING)
+        else:
+            reading = source.read()
+        state, ignored = parse_query(search, reading.profile)
+        return Opened(name if source else "", source, reading, state, tuple(ignored))
+
+    def source(self, name: str) -> Source | None:
+        """What follows the recording of that name; None if there is none."""
+        with self._lock:
+            paths = self._look().get(name)
+            if paths is None:
+                return None
+            source = self._sources.pop(name, None) or Source(*paths)
+            self._sources[name] = source
+            while len(self._sources) > max(OPEN, len(self.paths) + 1):
+                self._sources.popitem(last=False)
+            return source
+
+    def runs(self) -> list[Run]:
+        """The recordings with what can be told without reading their counts; newest first."""
+        with self._lock:
+            found = dict(self._look())
+        single = [_run(name, paths[0]) for name, paths in found.items() if len(paths) == 1]
+        return sorted(single, key=lambda run: -(run.info.started if run.info else 0.0))
+
+    def _look(self) -> dict[str, tuple[Path, ...]]:
+        if monotonic() >= self._looked + _LOOK_SECONDS:
+            self._found = self._list()
+            self._looked = monotonic()
+        return self._found
+
+    def _list(self) -> dict[str, tuple[Path, ...]]:
+        if len(self.paths) == 1:
+            path = self.paths[0]
+            below = {} if (path / INFO_FILE).is_file() else _below(path)
+            return below or {self.title: (path,)}
+        names = [path.resolve().name for path in self.paths]
+        if len(set(names)) < len(names):
+            names = [str(path) for path in self.paths]
+        singles = {name: (path,) for name, path in zip(names, self.paths, strict=True)}
+        return {self.title: self.paths} | singles
+
+
+def _below(path: Path) -> dict[str, tuple[Path, ...]]:
+    """Recordings in the directories below, by their relative path."""
+    found: dict[str, tuple[Path, ...]] = {}
+    levels = ["/".join(["*"] * depth) for depth in range(1, DEPTH + 1)]
+    try:
+        for pattern in levels:
+            for file in sorted(path.glob(f"{pattern}/{INFO_FILE}")):
+                found[str(file.parent.relative_to(path))] = (file.parent,)
+    except OSError:
+        pass  # what can be listed is
+    return found
+
+
+def _run(name: str, path: Path) -> Run:
+    entry = partial(Run, name, path)
+    try:
+        files = open_recording(path)
+    except (RouteprofError, OSError) as error:
+        return entry(None, 0, WAITING, str(error))
+    except Exception as error:
+        return entry(None, 0, WAITING, f"{type(error).__name__}: {error}")
+    newest = max((rank.state.updated for rank in files.ranks if rank.state), default=None)
+    return entry(files.info, len(files.ranks), activity(files.ranks, newest, time()))
