@@ -68,7 +68,7 @@ class Spans:
     def between(self, between: tuple[float, float]) -> Totals:
         """What ``fold`` gives for windows that end in this range of seconds since the epoch."""
         low, high = between
-        touched = [span for span in self._spans if span.first <= high and low <= span.last]
+        touched = [span for span in self._spans if span.first <= high and low < span.last]
         inside = [span for span in touched if _within(span, between)]
         edges = [part for span in touched if not _within(span, between) for part in span.parts]
         sums = [span.totals for span in inside]
@@ -76,7 +76,7 @@ class Spans:
 
 
 def _within(span: Span, between: tuple[float, float]) -> bool:
-    return between[0] <= span.first and span.last <= between[1]
+    return between[0] < span.first and span.last <= between[1]
 
 
 def _bytes(totals: Totals) -> int:

@@ -200,8 +200,9 @@ class Profile:
 
         Args:
             tag: a tag, or ``untagged`` for what has none.
-            between: seconds since the epoch; windows that end inside are kept. Their largest
-                step imbalance is exact at level steps, else it may be of an earlier window.
+            between: seconds since the epoch; windows that end after the first and not after the
+                second are kept. Their largest step imbalance is exact at level steps, else it
+                may be of an earlier window.
 
         Raises:
             UsageError: the phase or the tag does not occur.

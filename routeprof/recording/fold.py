@@ -138,7 +138,8 @@ def fold(
 
     Args:
         executor: any ``concurrent.futures`` executor; the result does not depend on it.
-        between: seconds since the epoch; only windows that end inside are added.
+        between: seconds since the epoch; only windows that end after the first and not
+            after the second are added.
         columns: the columns to read, for speed; sums of all others are as if nobody knew them.
     """
     parts = sorted(parts, key=lambda part: (str(part.path.parent), part.number))
@@ -178,7 +179,7 @@ def fold_part(
         return merge([], info, (table,))
     if between is not None:
         end = column(table, "end").to_numpy()
-        table = table.filter(pa.array((end >= between[0]) & (end <= between[1])))
+        table = table.filter(pa.array((end > between[0]) & (end <= between[1])))
     if not table.num_rows:
         return merge([], info)
     return _add_rows(table, info)

@@ -164,12 +164,21 @@ def test_nothing_adds_up_to_nothing():
 
 def test_between_keeps_the_windows_that_end_inside(recorded):
     parts, rows = recorded
-    inside = [row for row in rows if 102.0 <= row["end"] <= 104.0]
+    inside = [row for row in rows if 102.0 < row["end"] <= 104.0]
     totals, expected = fold(parts, INFO, between=(102.0, 104.0)), by_hand(inside)
     assert set(totals.keys) == {(row["phase"], row["tag"]) for row in inside}
     steps = sum(value for (*_, name), value in expected.items() if name == "steps")
     assert totals.sums["steps"].sum() == steps
     assert fold(parts, INFO, between=(0.0, 1.0)).keys == ()
+
+
+def test_neighbouring_ranges_share_no_window(recorded):
+    parts, _ = recorded
+    ranges = ((100.0, 102.0), (102.0, 104.0), (100.0, 104.0))
+    one, other, both = (
+        fold(parts, INFO, between=between).sums["steps"].sum() for between in ranges
+    )
+    assert one + other == both > 0
 
 
 def test_a_part_in_which_no_layer_ran(tmp_path):

@@ -321,7 +321,6 @@ def test_verbs_take_several_directories(tmp_path, capsys):
 def test_the_dashboard_follows_several_directories(tmp_path):
     paths = nodes(tmp_path, run="r")
     source = Source(*paths)
-    assert source.name == "node0 + node1"
     profile, loaded = source.read().profile, routeprof.load(paths)
     assert profile is not None
     assert tables(profile) == tables(loaded)
