@@ -14,6 +14,7 @@ from routeprof.dashboards.callbacks import register
 from routeprof.dashboards.components import notice
 from routeprof.dashboards.downloads import add_downloads
 from routeprof.dashboards.library import Library
+from routeprof.dashboards.remote import register_remote
 
 _INDEX = """<!DOCTYPE html>
 <html lang="en">
@@ -42,13 +43,14 @@ _INDEX = """<!DOCTYPE html>
 _logger = logging.getLogger(__name__)
 
 
-def create_app(*paths: str | Path, title: str = "routeprof") -> Dash:
+def create_app(*paths: str | Path, title: str = "routeprof", control: bool = False) -> Dash:
     """The dashboard of recordings, finished or still being written.
 
     Args:
         paths: a recording's directory; several, to see their sum and to compare them; or a
             directory below which there are recordings.
         title: shown in the header and in the browser's tab.
+        control: whether the page may start, pause and stop the recording.
     """
     library = Library(*paths)
     app = Dash(
@@ -66,10 +68,12 @@ def create_app(*paths: str | Path, title: str = "routeprof") -> Dash:
         meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
     )
     # The page is served before it says which of several recordings it is of.
-    app.layout = lambda: shell.shell(title, library.open(None))
+    app.layout = lambda: shell.shell(title, library.open(None), control=control)
     add_headers(app.server)
     add_downloads(app.server, library)
     register(app, library)
+    if control:
+        register_remote(app, library)
     return app
 
 

@@ -13,6 +13,7 @@ from routeprof.dashboards.activity import Activity
 from routeprof.dashboards.components import panel
 from routeprof.dashboards.controls import control, phase_options, select_control, tag_options
 from routeprof.dashboards.library import Opened
+from routeprof.dashboards.remote import buttons
 from routeprof.dashboards.source import Reading
 from routeprof.dashboards.state import ViewState
 from routeprof.dashboards.view import View
@@ -31,7 +32,7 @@ _COLOURS = {
 }
 
 
-def shell(title: str, opened: Opened) -> Any:
+def shell(title: str, opened: Opened, *, control: bool = False) -> Any:
     """The whole page without its view."""
     reading = opened.reading
     return dmc.MantineProvider(
@@ -44,7 +45,7 @@ def shell(title: str, opened: Opened) -> Any:
             dcc.Interval(id="tick", interval=TICK_MS),
             dmc.AppShell(
                 [
-                    dmc.AppShellHeader(_header(opened.name, title, reading)),
+                    dmc.AppShellHeader(_header(opened.name, title, reading, control)),
                     dmc.AppShellNavbar(html.Nav(id="menu"), p="xs", **{"aria-label": "Views"}),
                     dmc.AppShellMain(html.Div(id="page")),
                 ],
@@ -59,7 +60,7 @@ def shell(title: str, opened: Opened) -> Any:
     )
 
 
-def _header(name: str, title: str, reading: Reading) -> Any:
+def _header(name: str, title: str, reading: Reading, control: bool) -> Any:
     model = reading.profile.info.model.name if reading.profile else ""
     brand = html.Div(
         [
@@ -83,6 +84,7 @@ def _header(name: str, title: str, reading: Reading) -> Any:
             select_control("phase", "Phase", phase_options(reading.profile), 132),
             select_control("tag", "Tag", tag_options(reading.profile), 168),
             html.Div(badge(reading.activity), id="activity", **{"aria-live": "polite"}),
+            *([buttons()] if control else []),
             html.Button("Pause", id="pause", className="button", type="button"),
             dmc.ColorSchemeToggle(
                 id="scheme",

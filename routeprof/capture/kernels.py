@@ -11,6 +11,7 @@ import os
 from functools import cache
 from importlib.util import find_spec
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,14 +67,10 @@ def gate_statistics(
         mass [..., experts] and scalars [..., 5] in the order of ``layout.GATE_SCALARS``. The
         z term is NaN where there are no logits, the margin where every expert is chosen.
     """
-    scores, z = _scores(logits.float(), router, probabilities)
-    entropy = torch.special.entr(scores).sum(-1)
-    best = scores.topk(min(top_k + 1, scores.shape[-1]), dim=-1).values
-    if best.shape[-1] > top_k:
-        margin = best[..., -2] - best[..., -1]
-    else:
-        margin = torch.full_like(z, torch.nan)
-    terms = torch.stack([entropy, best[..., 0], margin, z, torch.ones_like(z)], dim=-1)
+    scores, entropy, z = _scores(logits.float(), router, probabilities)
+    terms = torch.stack(
+        [entropy, scores.amax(-1), _margin(scores, top_k), z, torch.ones_like(z)], dim=-1
+    )
     if keep is not None:
         # A padding row may hold NaN, and NaN * 0 is NaN: select, then add.
         scores = torch.where(keep[..., None], scores, 0.0)
@@ -81,15 +78,44 @@ def gate_statistics(
     return scores.sum(-2), terms.sum(-2)
 
 
-def _scores(logits: Tensor, router: RouterKind, probabilities: bool) -> tuple[Tensor, Tensor]:
-    """Normalised scores [..., experts] and squared log-partition [...]."""
+def _margin(scores: Tensor, top_k: int) -> Tensor:
+    """Score of the last choice minus that of the first expert not chosen, [...]."""
+    experts = scores.shape[-1]
+    if experts <= top_k:
+        return torch.full_like(scores[..., 0], torch.nan)
+    if type(scores) is Tensor and scores.device.type == "cpu" and not _is_traced():
+        # A selection costs a fifth of torch's topk there. Both call NaN the largest of all.
+        parted = np.partition(scores.detach().numpy(), experts - top_k - 1)
+        last = np.fmin.reduce(parted[..., experts - top_k :], axis=-1)
+        return torch.from_numpy(last - parted[..., experts - top_k - 1])
+    best = scores.topk(top_k + 1, dim=-1).values
+    return best[..., -2] - best[..., -1]
+
+
+def _is_traced() -> bool:
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
+def _scores(
+    logits: Tensor, router: RouterKind, probabilities: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalised scores [..., experts], their entropy and the squared log-partition [...]."""
     if probabilities:
-        return logits, torch.full_like(logits[..., 0], torch.nan)
+        return logits, _entropy(logits), torch.full_like(logits[..., 0], torch.nan)
     log_partition = logits.logsumexp(-1)
+    z = log_partition.square()
     if router == "softmax":
-        return torch.exp(logits - log_partition[..., None]), log_partition.square()
+        logs = logits - log_partition[..., None]
+        scores = torch.exp(logs)
+        # Of an expert that is masked out, 0 · log 0 is 0; the bound is below any float's log.
+        return scores, -(scores * logs.clamp(min=-200.0)).sum(-1), z
     raw = logits.sigmoid() if router == "sigmoid" else torch.nn.functional.softplus(logits).sqrt()
-    return raw / raw.sum(-1, keepdim=True), log_partition.square()
+    scores = raw / raw.sum(-1, keepdim=True)
+    return scores, _entropy(scores), z
+
+
+def _entropy(scores: Tensor) -> Tensor:
+    return torch.special.entr(scores).sum(-1)
 
 
 def weight_sums(weights: Tensor, ids: Tensor, keep: Tensor | None, experts: int) -> Tensor:

@@ -12,7 +12,9 @@ def dashboard(
     directories: Annotated[
         list[Path],
         typer.Argument(
-            help="The recording; several are added up.", metavar="DIR...", show_default=False
+            help="A recording, several (added up, each alone, compared), or a directory of them.",
+            metavar="DIR...",
+            show_default=False,
         ),
     ],
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8050,
@@ -22,6 +24,9 @@ def dashboard(
     ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Serve to other hosts without a token.")
+    ] = False,
+    control: Annotated[
+        bool, typer.Option("--control", help="Let the page start, pause and stop the recording.")
     ] = False,
     open_browser: Annotated[bool, typer.Option("--open", help="Open a browser.")] = False,
 ) -> None:
@@ -35,7 +40,7 @@ def dashboard(
     from routeprof.dashboards import create_app
     from routeprof.dashboards.serve import serve
 
-    app = create_app(*directories)
+    app = create_app(*directories, control=control)
     serve(
         app,
         host=host,
