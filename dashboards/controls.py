@@ -10,6 +10,7 @@ from dash import html
 
 from routeprof.dashboards import formats
 from routeprof.dashboards.library import Opened
+from routeprof.dashboards.placements import recorded, usual_ranks
 from routeprof.dashboards.state import (
     ALL,
     MEASURES,
@@ -65,7 +66,7 @@ def control(name: str, opened: Opened, names: Sequence[str]) -> Any:
     """
     state, profile = opened.state, opened.reading.profile
     if name in _CHOICES:
-        return _choice(name, state)
+        return _choice(name, state, profile)
     if name == "factor":
         return _factor_slider(state, profile)
     if name == "against":
@@ -76,7 +77,8 @@ def control(name: str, opened: Opened, names: Sequence[str]) -> Any:
         experts = range(max((layer.experts for layer in layers), default=0))
         return _select(name, "Expert", [str(item) for item in experts], state, "Hottest")
     if name == "ranks":
-        return _select(name, "Expert-parallel ranks", _rank_choices(profile), state, "As recorded")
+        usual = _usual_ranks(profile)
+        return _select(name, "Expert-parallel ranks", _rank_choices(profile), state, usual)
     layers = profile.info.layers if profile else ()
     indices = [str(layer.index) for layer in layers if layer.kind == "moe"]
     return _select(name, "Layer", indices, state, "Worst")
@@ -89,10 +91,15 @@ _CHOICES: dict[str, Mapping[str, str]] = {
 }
 
 
-def _choice(name: str, state: ViewState) -> Any:
+def _choice(name: str, state: ViewState, profile: Profile | None) -> Any:
+    said = profile is not None and recorded(profile) is not None
     return dmc.SegmentedControl(
         id={"control": name},
-        data=[{"value": key, "label": label} for key, label in _CHOICES[name].items()],
+        data=[
+            {"value": key, "label": label}
+            for key, label in _CHOICES[name].items()
+            if key != "recorded" or said or state.placement == key
+        ],
         value=control_value(name, state, None),
         size="xs",
     )
@@ -111,6 +118,13 @@ def _select(name: str, label: str, choices: Sequence[str], state: ViewState, usu
         size="xs",
         className="select",
     )
+
+
+def _usual_ranks(profile: Profile | None) -> str:
+    if profile is None:
+        return "As recorded"
+    number, said = usual_ranks(profile)
+    return f"{number}, as recorded" if said else f"{number}, for example"
 
 
 def _rank_choices(profile: Profile | None) -> list[str]:

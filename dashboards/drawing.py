@@ -23,36 +23,55 @@ from routeprof.report.csv import available
 
 def context_of(library: Library, opened: Opened, view: View, scheme: Scheme) -> Context | None:
     """What a view draws from; None while there is nothing to show."""
+    if "against" in view.controls:
+        opened = single(library, opened)
     profile = selected(opened)
     whole, state = opened.reading.profile, opened.state
     if profile is None or whole is None or opened.source is None:
         return None
     against = compared(library, opened) if "against" in view.controls else None
     doing, spans = opened.reading.activity, opened.source.spans()
-    return Context(whole, profile, state, scheme, doing, time(), against, spans)
+    return Context(
+        whole, profile, state, scheme, doing, time(), against, spans, opened.name, timed(opened)
+    )
 
 
 def selected(opened: Opened) -> Profile | None:
     """The phase, tag and time of the recording that the numbers are of."""
-    profile, state = opened.reading.profile, opened.state
-    if profile is None or opened.source is None:
-        return None
-    if state.between is not None:
-        profile = opened.source.between(opened.reading, state.between) or profile
+    profile, state = timed(opened), opened.state
     # A range in which the phase or the tag does not occur has no numbers, which is no error.
-    return profile.narrowed(state.phase, state.tag)
+    return None if profile is None else profile.narrowed(state.phase, state.tag)
+
+
+def timed(opened: Opened) -> Profile | None:
+    """The time of the recording that the numbers are of, with all phases and tags."""
+    reading, between = opened.reading, opened.state.between
+    if reading.profile is None or opened.source is None:
+        return None
+    if between is None:
+        return reading.profile
+    return opened.source.between(reading, between) or reading.profile
+
+
+def single(library: Library, opened: Opened) -> Opened:
+    """Where the sum of several is open, one of them: a sum is not compared with its part."""
+    others = [name for name in library.singles() if name != opened.state.against]
+    if opened.source is None or len(opened.source.paths) < 2 or not others:
+        return opened
+    return library.open(opened.state.query(run=others[0]))
 
 
 def compared(library: Library, opened: Opened) -> Against | None:
     """The recording to compare with: the chosen one, else the first other one."""
-    others = [name for name in library.names() if name != opened.name]
+    others = [name for name in library.singles() if name != opened.name]
     name = opened.state.against or next(iter(others), "")
     source = library.source(name)
     reading = source.read() if source is not None else None
-    if reading is None or reading.profile is None:
+    if source is None or reading is None or reading.profile is None:
         return None
     state = opened.state
-    return Against(name, reading.profile.narrowed(state.phase, state.tag))
+    profile = reading.profile.narrowed(state.phase, state.tag)
+    return Against(name, profile, source.spans())
 
 
 def draw(

@@ -6,6 +6,7 @@ Heatmaps and figures by layer have modules of their own: ``heatmaps`` and ``laye
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,10 @@ UNDRAWN: dict[str, Any] = {
 """What a graph is before its figure arrives: nothing at all."""
 
 
+_WRAPPED = 46
+"""Characters of a line that fit on a phone."""
+
+
 def small(values: ArrayLike) -> NDArray[Any]:
     """The values in the smallest type that holds them: bytes go to the browser as they are."""
     array = np.asarray(values)
@@ -50,7 +55,10 @@ def small(values: ArrayLike) -> NDArray[Any]:
 def blank(text: str, scheme: Scheme) -> go.Figure:
     """What stands in for a figure without data: a sentence, not empty axes."""
     figure = new_figure(scheme)
-    figure.add_annotation(text=text, x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False)
+    lines_of_text = "<br>".join(wrap(text, _WRAPPED))
+    figure.add_annotation(
+        text=lines_of_text, x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False
+    )
     figure.update_layout(
         xaxis_visible=False, yaxis_visible=False, font_color=PALETTES[scheme].faint
     )
@@ -58,9 +66,14 @@ def blank(text: str, scheme: Scheme) -> go.Figure:
 
 
 def expert_bars(
-    load_over_mean: NDArray[Any], experts: NDArray[Any], scheme: Scheme, *, ranked: bool = False
+    load_over_mean: NDArray[Any],
+    experts: NDArray[Any],
+    scheme: Scheme,
+    *,
+    ranked: bool = False,
+    what: str = "expert",
 ) -> go.Figure:
-    """Load ÷ mean of one layer's experts, with the mean as a line."""
+    """Load ÷ mean of one layer's experts, or of what else shares it, with the mean as a line."""
     colours = PALETTES[scheme]
     figure = new_figure(scheme)
     hot = load_over_mean > 1
@@ -69,10 +82,10 @@ def expert_bars(
         y=small(load_over_mean),
         customdata=small(experts),
         marker={"color": np.where(hot, colours.orange, colours.blue), "line_width": 0},
-        hovertemplate="expert %{customdata}<br>%{y:.2f} × mean<extra></extra>",
+        hovertemplate=f"{what} %{{customdata}}<br>%{{y:.2f}} × mean<extra></extra>",
     )
     line_at(figure, 1.0, "mean", scheme)
-    figure.update_xaxes(title_text="experts, most loaded first" if ranked else "expert")
+    figure.update_xaxes(title_text=f"{what}s, most loaded first" if ranked else what)
     if len(experts) <= 32:
         figure.update_xaxes(
             tickvals=small(np.arange(len(experts))), ticktext=[str(item) for item in experts]

@@ -21,6 +21,7 @@ def load_heatmap(
     experts: NDArray[Any],
     scheme: Scheme,
     axis: str = "expert",
+    cell: str = "expert",
 ) -> go.Figure:
     """Load ÷ mean by layer and expert, on a scale of doublings around 1.
 
@@ -29,6 +30,7 @@ def load_heatmap(
         rows: what the layers are called.
         experts: [layers, places], which expert is at each place.
         axis: what the places are.
+        cell: what a place holds: an expert, or a rank of experts.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         doublings = np.log2(load_over_mean)
@@ -37,7 +39,8 @@ def load_heatmap(
     # An expert without tokens is the coldest colour, not a hole: holes are "not captured".
     z = np.clip(doublings, -reach, reach)
     ticks = np.arange(-reach, reach + 1)
-    figure = _heatmap(z, load_over_mean, rows, experts, scheme, "%{customdata:.2f} × mean", axis)
+    value = "%{customdata:.2f} × mean"
+    figure = _heatmap(z, load_over_mean, rows, experts, scheme, value, axis, cell)
     figure.update_traces(
         colorscale=diverging(scheme),
         zmin=-reach,
@@ -81,6 +84,7 @@ def _heatmap(
     scheme: Scheme,
     value: str,
     axis: str,
+    cell: str = "expert",
 ) -> go.Figure:
     figure = new_figure(scheme)
     # From the bottom up: a reversed axis would be turned round by a double click.
@@ -90,7 +94,7 @@ def _heatmap(
         customdata=small(shown[::-1]),
         text=small(experts[::-1]),
         hoverongaps=False,
-        hovertemplate=f"layer %{{y}}<br>expert %{{text}}<br>{value}<extra></extra>",
+        hovertemplate=f"layer %{{y}}<br>{cell} %{{text}}<br>{value}<extra></extra>",
         colorbar={"thickness": 14, "outlinewidth": 0, "len": 1, "lenmode": "fraction"},
     )
     figure.update_xaxes(title_text=axis, showgrid=False)

@@ -45,7 +45,7 @@ def imbalance_by_layer(
         hovertemplate="all steps %{y:.2f}<extra></extra>",
     )
     line_at(figure, 1.0, "perfect", scheme)
-    _layer_axis(figure, layers, absent, scheme)
+    layer_axis(figure, layers, absent, scheme)
     figure.update_yaxes(title_text="max / mean load", rangemode="tozero")
     figure.update_layout(hovermode="x unified")
     return figure
@@ -68,13 +68,13 @@ def bars_by_layer(
             marker_line_width=0,
             hovertemplate="%{y:.2%}",
         )
-    _layer_axis(figure, layers, absent, scheme)
+    layer_axis(figure, layers, absent, scheme)
     figure.update_yaxes(title_text=title, tickformat=".3~%", rangemode="tozero")
     figure.update_layout(hovermode="x unified", showlegend=len(series) > 1)
     return figure
 
 
-def _layer_axis(
+def layer_axis(
     figure: go.Figure, layers: NDArray[Any], absent: Mapping[int, str], scheme: Scheme
 ) -> None:
     """Layers as the x axis; those without counts are shaded and say why."""

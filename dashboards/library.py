@@ -81,6 +81,11 @@ class Library:
         with self._lock:
             return list(self._look())
 
+    def singles(self) -> list[str]:
+        """Names of recordings that are no sum of others."""
+        with self._lock:
+            return [name for name, paths in self._look().items() if len(paths) == 1]
+
     @property
     def is_list(self) -> bool:
         """Whether it is a directory of recordings, none of which comes first."""

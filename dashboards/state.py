@@ -14,7 +14,7 @@ ALL = "all"
 
 MEASURES = {"load": "Load / mean", "share": "Share", "mass": "Gate mass"}
 ORDERS = {"index": "By index", "load": "By load", "rank": "Each layer by load"}
-PLACEMENTS = {"contiguous": "In order", "striped": "Striped"}
+PLACEMENTS = {"contiguous": "In order", "striped": "Striped", "recorded": "As recorded"}
 USUAL_FACTOR = 1.25
 MOST_RANKS = 1024
 _LONGEST = 2000

@@ -22,10 +22,15 @@ from routeprof.topology import Layer
 
 @dataclass(frozen=True)
 class Against:
-    """Another recording to compare with: the same phase and tag, all of its time."""
+    """Another recording to compare with: the same phase and tag, all of its time.
+
+    Attributes:
+        spans: as of ``Context``, also of other phases and tags.
+    """
 
     name: str
     profile: Profile
+    spans: Sequence[Span] = ()
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,8 @@ class Context:
         now: seconds since the epoch.
         against: what to compare it with, on views that have that control.
         spans: sums of stretches of time, of all phases and tags, the earliest first.
+        name: of the recording.
+        timed: the selected time with all phases and tags, where only a part is selected.
     """
 
     whole: Profile
@@ -47,11 +54,20 @@ class Context:
     now: float
     against: Against | None = None
     spans: Sequence[Span] = ()
+    name: str = ""
+    timed: Profile | None = None
 
     @cached_property
     def all_time(self) -> Profile:
         """The phase and tag that are selected, in all of the time."""
         return self.whole.narrowed(self.state.phase, self.state.tag)
+
+    @cached_property
+    def all_tags(self) -> Profile:
+        """The selected time with all phases and tags."""
+        if self.timed is not None or self.state.between is None:
+            return self.timed or self.whole
+        return self.whole.select(between=self.whole.since_start(self.state.between))
 
     @cached_property
     def layers(self) -> pd.DataFrame:

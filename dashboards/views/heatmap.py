@@ -50,12 +50,17 @@ def grid(
     values = np.full((len(layers), max((layer.experts for layer in layers), default=0)), np.nan)
     rows = experts["layer"].map(places).to_numpy(dtype=np.int64)
     values[rows, experts["expert"].to_numpy(dtype=np.int64)] = experts[name].to_numpy(dtype=float)
+    return values, row_names(context)
+
+
+def row_names(context: Context) -> list[str]:
+    """What the MoE layers are called; those without counts say why."""
     states = context.absent
-    names = [
+    return [
         f"{layer.index} · {states[layer.index]}" if layer.index in states else str(layer.index)
-        for layer in layers
+        for layer in context.whole.info.layers
+        if layer.kind == "moe"
     ]
-    return values, names
 
 
 def ranking(loads: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
 from routeprof.dashboards import formats
+from routeprof.dashboards.components import plain_table
 from routeprof.dashboards.figures import blank, expert_bars, histogram
+from routeprof.dashboards.gates import gate_mass, gate_outputs
 from routeprof.dashboards.view import Card, Content, Context, Filled, Panel, View
 from routeprof.diagnose import HOT_IMBALANCE
 from routeprof.metrics.gemm import gemm_size_table
@@ -19,18 +23,21 @@ def fill(context: Context) -> Content:
     """The page's content."""
     layer = context.layer
     if layer is None or layer.index in context.absent:
-        return _absent(context, layer)
+        return absent(context, layer, PANELS)
     return Content(
         panels={
             "experts": experts(context, layer),
             "steps": step_imbalance(context, layer),
             "gemm": gemm_sizes(context, layer),
+            "gate": gate_mass(context, layer),
         },
         cards=cards(context, layer),
+        body=[plain_table("Gate outputs", gate_outputs(context, layer))],
     )
 
 
-def _absent(context: Context, layer: Layer | None) -> Content:
+def absent(context: Context, layer: Layer | None, panels: Sequence[Panel]) -> Content:
+    """A page on a layer that has no counts: why not, in place of every figure."""
     state = "missing" if layer is None else context.absent[layer.index]
     reason = layer.unsupported if layer is not None and layer.unsupported else ""
     text = {
@@ -40,7 +47,7 @@ def _absent(context: Context, layer: Layer | None) -> Content:
     }.get(state, "The model has no MoE layer.")
     empty = Filled(blank(text, context.scheme), "", pd.DataFrame())
     return Content(
-        panels={panel.name: empty for panel in PANELS},
+        panels={panel.name: empty for panel in panels},
         cards=[Card("state", state, reason[:200], "bad" if state != "idle" else "")],
     )
 
@@ -170,6 +177,12 @@ PANELS = (
         height=280,
         wide=False,
     ),
+    Panel(
+        "gate",
+        "Load against gate mass",
+        "Scatter chart: share of the load against the router's mean probability of every expert",
+        leads="expert",
+    ),
 )
 
 VIEW = View(
@@ -179,5 +192,5 @@ VIEW = View(
     reports=("experts", "layers"),
     panels=PANELS,
     fill=fill,
-    controls=("layer", "order"),
+    controls=("between", "layer", "order"),
 )

@@ -6,9 +6,13 @@ import numpy as np
 import pandas as pd
 
 from routeprof.dashboards import formats
+from routeprof.dashboards.components import plain_table
+from routeprof.dashboards.factors import among_recorded, exact
 from routeprof.dashboards.figures import blank, lines
 from routeprof.dashboards.layer_figures import bars_by_layer
-from routeprof.dashboards.view import Card, Content, Context, Filled, Panel, View
+from routeprof.dashboards.stepwise import whole_steps
+from routeprof.dashboards.view import Card, Content, Context, Filled, Panel, View, has_values
+from routeprof.tables import moe_layers
 
 TABLE = "layer overflow_rate padding_rate overflow_assignments steps_with_overflow steps".split()
 
@@ -27,6 +31,7 @@ def fill(context: Context) -> Content:
             "layers": by_layer(context, at, context.factor),
         },
         cards=cards(context, table, at),
+        lead=[plain_table(*factors_needed(context, table))],
     )
 
 
@@ -78,6 +83,20 @@ def cards(context: Context, table: pd.DataFrame, at: pd.DataFrame) -> list[Card]
         Card("padding_rate", formats.percent(row["padding_rate"]), "empty slots, all layers"),
         Card("overflow_steps", formats.percent(steps), "of all layers' steps"),
     ]
+
+
+def factors_needed(context: Context, table: pd.DataFrame) -> tuple[str, pd.DataFrame]:
+    """Title and rows: the capacity factor that some rates of overflow need."""
+    steps = whole_steps(context.profile)
+    top_k = {layer.index: layer.top_k for _, layer in moe_layers(context.profile)}
+    if set(steps) == set(context.profile.layer_indices):
+        routed = {index: own for index, own in steps.items() if own.counts.any()}
+        if routed:
+            return "Capacity factor needed, exact by step", exact(routed, top_k)
+    every = over_factors(context, table)
+    if not has_values(every["overflow_worst"]):
+        return "Capacity factor needed", pd.DataFrame()
+    return "Capacity factor needed, among those recorded", among_recorded(every, table)
 
 
 def by_factor(context: Context, table: pd.DataFrame, factor: float) -> Filled:
@@ -148,5 +167,5 @@ VIEW = View(
         ),
     ),
     fill=fill,
-    controls=("factor",),
+    controls=("between", "factor"),
 )

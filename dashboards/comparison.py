@@ -1,0 +1,121 @@
+"""Two recordings of the same layers, held against each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from routeprof.dashboards.noise import Samples, bound, samples
+from routeprof.dashboards.view import Context
+from routeprof.metrics.balance import imbalance_ratio
+from routeprof.metrics.drift import jensen_shannon
+from routeprof.profile import Profile
+from routeprof.tables import moe_layers
+from routeprof.topology import Layer
+
+OPEN_TWO = "Open two recordings: routeprof dashboard A B, or a directory that holds several."
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two recordings of the same layers: A is the one that is open, B the other.
+
+    Attributes:
+        layers: the MoE layers.
+        counts: of A and B, int64 [MoE layers, experts]; 0 beyond a layer's own experts.
+        absent: why a layer has no counts, in the first of the two that has none.
+    """
+
+    context: Context
+    layers: tuple[Layer, ...]
+    counts: tuple[NDArray[np.int64], NDArray[np.int64]]
+    pieces: tuple[Samples, Samples]
+    absent: dict[int, str] = field(default_factory=dict)
+
+    @cached_property
+    def indices(self) -> NDArray[np.int64]:
+        """Index of each layer."""
+        return np.array([layer.index for layer in self.layers], dtype=np.int64)
+
+    @cached_property
+    def divergence(self) -> NDArray[np.float64]:
+        """Between both, [MoE layers]; NaN where one of them has no assignments."""
+        return jensen_shannon(*self.counts)
+
+    @cached_property
+    def noise(self) -> NDArray[np.float64]:
+        """What chance stays below, [MoE layers]; NaN where that is not known."""
+        known = np.isfinite(self.divergence)
+        return np.array(
+            [
+                bound(*self.pieces, layer.index) if seen else np.nan
+                for layer, seen in zip(self.layers, known, strict=True)
+            ]
+        )
+
+    @cached_property
+    def imbalance(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Max ÷ mean load of A and B, [MoE layers]; NaN without assignments."""
+        one, other = (
+            np.array(
+                [
+                    float(imbalance_ratio(counts[place, : layer.experts]))
+                    for place, layer in enumerate(self.layers)
+                ]
+            )
+            for counts in self.counts
+        )
+        return one, other
+
+
+def difference(one: Profile, other: Profile) -> str:
+    """Why two recordings cannot be compared, in one sentence; empty if they can."""
+    mine, theirs = ({layer.index: layer for _, layer in moe_layers(item)} for item in (one, other))
+    if not mine:
+        return "The model has no MoE layer."
+    if mine.keys() != theirs.keys():
+        odd = sorted(mine.keys() ^ theirs.keys())
+        return f"These are not the same layers: only one of the two has MoE layer {odd[0]}."
+    for index, layer in sorted(mine.items()):
+        for name, label in (("experts", "experts"), ("top_k", "experts per token")):
+            a, b = getattr(layer, name), getattr(theirs[index], name)
+            if a != b:
+                return f"Layer {index} has {a} {label} in A and {b} in B: not the same model."
+    return ""
+
+
+def pair(context: Context) -> Pair | str:
+    """What is compared, or why nothing is."""
+    other = context.against
+    if other is None:
+        chosen = context.state.against is not None
+        return "There is no recording of that name." if chosen else OPEN_TWO
+    reason = difference(context.profile, other.profile)
+    if reason:
+        return reason
+    layers = tuple(layer for _, layer in moe_layers(context.profile))
+    width = max(layer.experts for layer in layers)
+    counts = _counts(context.profile, width), _counts(other.profile, width)
+    if not all(one.any() for one in counts):
+        return f"{'B' if counts[0].any() else 'A'} has no tokens in this selection."
+    pieces = samples((context.profile, context.spans), (other.profile, other.spans))
+    absent = _absent(other.profile) | _absent(context.profile)
+    return Pair(context, layers, counts, pieces, absent)
+
+
+def _counts(profile: Profile, width: int) -> NDArray[np.int64]:
+    """Assignments of the MoE layers in the order of their index, int64 [layers, width]."""
+    summed = profile.totals.lists["counts"].sum(0)
+    counts = np.zeros((len(moe_layers(profile)), width), dtype=np.int64)
+    for place, (position, layer) in enumerate(moe_layers(profile)):
+        own = summed[position, : layer.experts]
+        counts[place, : len(own)] = own
+    return counts
+
+
+def _absent(profile: Profile) -> dict[int, str]:
+    pairs = zip(profile.info.layers, profile.states, strict=True)
+    return {layer.index: state for layer, state in pairs if state not in ("captured", "dense")}

@@ -1,0 +1,111 @@
+"""Figures that hold layers against each other or against chance; arrays in, ``go.Figure`` out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+
+from routeprof.dashboards.figures import line_at, new_figure, small
+from routeprof.dashboards.layer_figures import layer_axis
+from routeprof.dashboards.palette import PALETTES, Scheme
+
+
+def ratios_by_layer(
+    layers: NDArray[Any],
+    series: Mapping[str, NDArray[Any]],
+    absent: Mapping[int, str],
+    title: str,
+    scheme: Scheme,
+    *,
+    steps: Mapping[str, NDArray[Any]] | None = None,
+) -> go.Figure:
+    """Ratios of each layer (1 is perfect), one bar for each series.
+
+    Args:
+        steps: for some series, the same ratio over steps: a whisker from the bar up to it.
+    """
+    figure = new_figure(scheme)
+    for name, values in series.items():
+        over = (steps or {}).get(name, np.full(len(layers), np.nan))
+        known = bool(np.isfinite(over).any())
+        figure.add_bar(
+            x=small(layers),
+            y=small(values),
+            name=name,
+            marker_line_width=0,
+            customdata=small(over) if known else None,
+            error_y=_whisker(over - values, scheme) if known else None,
+            hovertemplate="%{y:.2f}" + (", over steps %{customdata:.2f}" if known else ""),
+        )
+    line_at(figure, 1.0, "perfect", scheme)
+    layer_axis(figure, layers, absent, scheme)
+    figure.update_yaxes(title_text=title, rangemode="tozero")
+    figure.update_layout(hovermode="x unified", showlegend=len(series) > 1)
+    return figure
+
+
+def _whisker(lengths: NDArray[Any], scheme: Scheme) -> dict[str, Any]:
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": small(np.nan_to_num(np.maximum(lengths, 0))),
+        "arrayminus": small(np.zeros(len(lengths))),
+        "color": PALETTES[scheme].faint,
+        "thickness": 1.5,
+        "width": 3,
+    }
+
+
+def divergence_by_layer(
+    layers: NDArray[Any],
+    divergence: NDArray[Any],
+    noise: NDArray[Any],
+    absent: Mapping[int, str],
+    scheme: Scheme,
+) -> go.Figure:
+    """Divergence of each layer as bars, those above their noise bound in another colour.
+
+    Args:
+        noise: the bounds, NaN where one is not known.
+    """
+    colours = PALETTES[scheme]
+    figure = new_figure(scheme)
+    for name, chosen, colour in (
+        ("above the noise", divergence > noise, colours.orange),
+        ("within the noise", divergence <= noise, colours.blue),
+        ("noise not known", np.isnan(noise), colours.grey),
+    ):
+        if chosen.any():
+            figure.add_bar(
+                x=small(layers[chosen]),
+                y=small(divergence[chosen]),
+                name=name,
+                marker={"color": colour, "line_width": 0},
+                customdata=small(noise[chosen]),
+                hovertemplate="%{y:.3~g}"
+                + ("" if name == "noise not known" else ", noise bound %{customdata:.3~g}"),
+            )
+    if np.isfinite(noise).any():
+        x, y = _across(layers, noise)
+        figure.add_scatter(
+            x=small(x),
+            y=small(y),
+            name="noise bound",
+            mode="lines",
+            line={"width": 2, "color": colours.ink},
+            hoverinfo="skip",
+        )
+    layer_axis(figure, layers, absent, scheme)
+    figure.update_yaxes(title_text="divergence, 0 to 1", rangemode="tozero", tickformat=".3~g")
+    figure.update_layout(hovermode="x unified", barmode="overlay", showlegend=True)
+    return figure
+
+
+def _across(layers: NDArray[Any], heights: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """A line over the width of each layer's bar, with gaps between."""
+    x = np.stack([layers - 0.42, layers + 0.42, np.full(len(layers), np.nan)], axis=1)
+    return x.ravel(), np.repeat(heights, 3)
