@@ -19,6 +19,9 @@ TIMELINE_ROWS = 400_000
 BATCH = 16
 """Parts whose sums are in memory at once before they are added up."""
 
+STRETCHES = 64
+"""Stretches of time that a recording of few parts is told apart in, at least."""
+
 
 class Follower:
     """Totals of the parts seen so far.
@@ -77,14 +80,16 @@ class Follower:
     def _batches(
         self, fresh: Sequence[Part], files: RecordingFiles, until: float
     ) -> Iterator[Totals]:
+        size = min(BATCH, max(1, len(fresh) // STRETCHES))
         for start in range(0, len(fresh), BATCH):
             batch = fresh[start : start + BATCH]
             pairs = [(part, self._fold(part, files)) for part in batch]
             self.waiting -= len(batch)
             good = [(part, totals) for part, totals in pairs if totals is not None]
-            if good:
-                totals = merge([totals for _, totals in good], files.info)
-                self._spans.add([part for part, _ in good], totals)
+            for first in range(0, len(good), size):
+                group = good[first : first + size]
+                totals = merge([totals for _, totals in group], files.info)
+                self._spans.add([part for part, _ in group], totals)
                 yield totals
             if monotonic() >= until:
                 return

@@ -38,8 +38,8 @@ def register_remote(app: Dash, library: Library) -> None:
 
     def pressed(clicks: list[Any], search: str | None) -> tuple[Any, Any]:
         trigger = ctx.triggered_id
-        want = trigger["want"] if trigger else None
-        if want not in get_args(Want) or not any(clicks):
+        want: Want | None = trigger["want"] if trigger else None
+        if want is None or want not in get_args(Want) or not any(clicks):
             return no_update, no_update
         if want == "stopped":
             return no_update, True

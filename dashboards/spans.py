@@ -11,7 +11,7 @@ from routeprof.recording.fold import Totals, fold, merge
 from routeprof.recording.reader import Part
 from routeprof.recording.schema import RecordingInfo
 
-FEWEST, MOST = 16, 128
+FEWEST, MOST = 16, 256
 """Stretches that a recording is kept in; the more, the less of a range is read from disk."""
 
 BYTES = 256 << 20

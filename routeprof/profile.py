@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -24,6 +24,9 @@ from routeprof.recording.reader import RANKS_PER_RUN, RecordingFiles
 from routeprof.recording.schema import RecordingInfo
 from routeprof.requests import requests_table
 from routeprof.topology import LEVELS, PHASES, Layer
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 State = Literal["captured", "silent", "idle", "unsupported", "dense"]
 
@@ -347,6 +350,35 @@ class Profile:
                 f"record with level={level!r}"
             )
         return self.files
+
+    # -- figures, for notebooks
+
+    def figure(self, view: str, panel: str | None = None, **state: Any) -> go.Figure:
+        """A figure of the dashboard as a plotly figure, which a notebook shows.
+
+        Args:
+            view: address of the view, such as ``"overflow"``.
+            panel: name of the figure there; the first if None.
+            state: what to show, such as ``layer=3``, ``order="load"`` or ``scheme="dark"``.
+
+        Raises:
+            UsageError: there is no such view, panel or choice.
+        """
+        from routeprof.dashboards.preview import figure
+
+        return figure(self, view, panel, **state)
+
+    def heatmap(self, **state: Any) -> go.Figure:
+        """Experts by layer; arguments as of ``figure``."""
+        return self.figure("heatmap", **state)
+
+    def imbalance(self, **state: Any) -> go.Figure:
+        """Imbalance by layer; arguments as of ``figure``."""
+        return self.figure("overview", **state)
+
+    def timeline(self, **state: Any) -> go.Figure:
+        """Imbalance over time; arguments as of ``figure``."""
+        return self.figure("timeline", **state)
 
     # -- reports
 

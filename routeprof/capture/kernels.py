@@ -83,17 +83,13 @@ def _margin(scores: Tensor, top_k: int) -> Tensor:
     experts = scores.shape[-1]
     if experts <= top_k:
         return torch.full_like(scores[..., 0], torch.nan)
-    if type(scores) is Tensor and scores.device.type == "cpu" and not _is_traced():
+    if type(scores) is Tensor and scores.device.type == "cpu" and not torch.compiler.is_compiling():
         # A selection costs a fifth of torch's topk there. Both call NaN the largest of all.
         parted = np.partition(scores.detach().numpy(), experts - top_k - 1)
         last = np.fmin.reduce(parted[..., experts - top_k :], axis=-1)
-        return torch.from_numpy(last - parted[..., experts - top_k - 1])
+        return torch.from_numpy(np.asarray(last - parted[..., experts - top_k - 1]))
     best = scores.topk(top_k + 1, dim=-1).values
     return best[..., -2] - best[..., -1]
-
-
-def _is_traced() -> bool:
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def _scores(
@@ -115,7 +111,8 @@ def _scores(
 
 
 def _entropy(scores: Tensor) -> Tensor:
-    return torch.special.entr(scores).sum(-1)
+    terms: Tensor = torch.special.entr(scores)
+    return terms.sum(-1)
 
 
 def weight_sums(weights: Tensor, ids: Tensor, keep: Tensor | None, experts: int) -> Tensor:

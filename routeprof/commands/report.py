@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
-
-
-class FigureFormat(StrEnum):
-    """Formats that figures can be written in."""
-
-    png = "png"
-    svg = "svg"
-    pdf = "pdf"
 
 
 def report(
@@ -32,13 +23,16 @@ def report(
     csv_only: Annotated[
         bool, typer.Option("--csv-only", help="Write the CSV files alone (needs no extra).")
     ] = False,
-    figures: Annotated[
-        list[FigureFormat] | None, typer.Option("--figures", help="Figure formats; repeatable.")
-    ] = None,
+    html: Annotated[
+        bool, typer.Option("--html", help="Also the whole dashboard as one offline file.")
+    ] = False,
+    png: Annotated[bool, typer.Option("--png", help="Figures as PNG, the usual.")] = False,
+    svg: Annotated[bool, typer.Option("--svg", help="Figures as SVG.")] = False,
+    pdf: Annotated[bool, typer.Option("--pdf", help="Figures as PDF.")] = False,
 ) -> None:
-    """Write CSV files, one HTML page and figures.
+    """Write CSV files, one HTML page and figures; no browser is needed.
 
-    Example: routeprof report runs/mixtral -o out
+    Example: routeprof report runs/mixtral -o out --html --svg
     """
     from routeprof.profile import load
 
@@ -49,7 +43,14 @@ def report(
         from routeprof.report.html import write_html
 
         files.append(write_html(profile, out / "report.html"))
-        formats = [choice.value for choice in figures or [FigureFormat.png]]
-        files += write_figures(profile, out / "figures", formats)
+        formats = [name for name, on in (("png", png), ("svg", svg), ("pdf", pdf)) if on]
+        files += write_figures(profile, out / "figures", formats or ["png"])
+    if html:
+        from routeprof.commands.extras import need
+
+        need("plotly", "dashboard")
+        from routeprof.dashboards.static import write_page
+
+        files.append(write_page(profile, out / "dashboard.html"))
     for path in files:
         typer.echo(str(path))

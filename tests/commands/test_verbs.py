@@ -37,7 +37,7 @@ def test_a_phase_narrows_the_summary(cli: Cli, recording: Path):
 
 
 def test_report_writes_csv_page_and_figures(cli: Cli, recording: Path, tmp_path: Path):
-    done = cli("report", recording, "-o", "out", "--figures", "svg")
+    done = cli("report", recording, "-o", "out", "--svg")
     assert done.returncode == 0, done.stderr
     files = [Path(line) for line in done.stdout.split()]
     assert all((tmp_path / file).stat().st_size for file in files)

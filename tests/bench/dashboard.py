@@ -1,0 +1,231 @@
+"""How fast the dashboard is on a big recording: ``python -m tests.bench.dashboard``.
+
+A server in a process of its own, a recording of 61 layers, 256 experts and 10,000 windows, and a
+real browser that measures what its user waits for: the first paint with numbers and a figure,
+and, for each view, a change of the phase until the new figures are drawn. Then clients that ask
+as open pages do, while a process records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any
+
+from routeprof.dashboards.views import VIEWS
+from tests.dashboards.made import Writer
+from tests.dashboards.synthetic import Shape, write
+
+CHROMIUM = "/usr/bin/chromium"
+ARGUMENTS = "--headless --no-sandbox --disable-gpu --no-first-run --disable-sync".split()
+CHANGES, CLIENTS, SECONDS = 7, 20, 20.0
+
+DRAWN = """number => {
+    const plots = [...document.querySelectorAll(".js-plotly-plot")];
+    return plots.length >= 1 && plots.every(plot => plot._fullLayout?.uirevision)
+        && document.querySelectorAll("#content:not([hidden])").length === 1;
+}"""
+
+CHANGED = """async ([query, path]) => {
+    // From the change of the address, as a control makes it, until every figure is drawn anew.
+    const plots = [...document.querySelectorAll(".js-plotly-plot")];
+    const drawn = plots.map(plot => new Promise(done => plot.once("plotly_afterplot", done)));
+    const start = performance.now();
+    history.pushState({}, "", path + query);
+    window.dispatchEvent(new CustomEvent("_dashprivate_pushstate"));
+    await Promise.all(drawn);
+    await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
+    return performance.now() - start;
+}"""
+
+
+@contextmanager
+def server(path: Path) -> Iterator[tuple[str, int]]:
+    """``routeprof dashboard`` on a recording: its address and process id."""
+    command = [sys.executable, "-m", "routeprof", "dashboard", str(path), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        yield line.split(" at ")[1].split(" ")[0].rstrip("/"), process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def wait_until_read(browser: Any, url: str) -> float:
+    """Seconds until the page no longer says that parts are still being read."""
+    start = perf_counter()
+    page = browser.new_page()
+    page.goto(f"{url}/overview")
+    page.wait_for_function(DRAWN, arg=1)
+    page.get_by_text("Still reading").wait_for(state="detached", timeout=600_000)
+    page.close()
+    return perf_counter() - start
+
+
+def memory(pid: int) -> float:
+    """Largest resident memory of a process so far, in MiB."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+
+
+# -- one user
+
+
+def paints(browser: Any, url: str) -> list[float]:
+    """Milliseconds until the first paint with numbers and a figure, in fresh browsers."""
+    times = []
+    for _ in range(3):
+        context = browser.new_context()
+        page = context.new_page()
+        start = perf_counter()
+        page.goto(f"{url}/overview")
+        page.wait_for_function(DRAWN, arg=1)
+        times.append(1e3 * (perf_counter() - start))
+        context.close()
+    return times
+
+
+def changes(browser: Any, url: str) -> dict[str, list[float]]:
+    """Milliseconds of each change of the phase, by view."""
+    page = browser.new_page()
+    found = {}
+    for view in (view.path for view in VIEWS if "against" not in view.controls):
+        page.goto(f"{url}/{view}")
+        page.wait_for_function(DRAWN, arg=1)
+        queries = ["?phase=decode", "?phase=prefill"] * CHANGES
+        times = [page.evaluate(CHANGED, [query, f"/{view}"]) for query in queries]
+        found[view] = times[2:]
+    page.close()
+    return found
+
+
+# -- many
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a page sends: the bodies of the callbacks that a tick leads to."""
+
+    tick: bytes
+    draw: bytes
+
+
+def listen(browser: Any, url: str) -> Asked:
+    """Have a page open for a while, and take down what it sends."""
+    bodies: dict[str, bytes] = {}
+    page = browser.new_page()
+
+    def note(request: Any) -> None:
+        body = request.post_data or ""
+        if request.url.endswith("_dash-update-component"):
+            kind = "draw" if "cards.children" in body else "tick" if "said.data" in body else ""
+            bodies[kind] = body.encode()
+
+    page.on("request", note)
+    page.goto(f"{url}/overview")
+    page.wait_for_function(DRAWN, arg=1)
+    page.wait_for_timeout(1500)
+    page.close()
+    return Asked(bodies["tick"], bodies["draw"])
+
+
+def clients(url: str, asked: Asked) -> tuple[list[float], list[str]]:
+    """Milliseconds of every callback of many clients, each asking once a second; and errors."""
+    times: list[float] = []
+    errors: list[str] = []
+    end = perf_counter() + SECONDS
+
+    def client(number: int) -> None:
+        sleep(number / CLIENTS)
+        while perf_counter() < end:
+            begun = perf_counter()
+            for body in (asked.tick, asked.draw):
+                try:
+                    times.append(_post(url, body))
+                except OSError as error:
+                    errors.append(str(error))
+            sleep(max(0.0, 1.0 - (perf_counter() - begun)))
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return times, errors
+
+
+def _post(url: str, body: bytes) -> float:
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/_dash-update-component", body, headers)
+    start = perf_counter()
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        answer.read()
+    return 1e3 * (perf_counter() - start)
+
+
+@contextmanager
+def recording(path: Path) -> Iterator[None]:
+    """A recording that grows by a window every half second."""
+    writer, done = Writer(path), threading.Event()
+    writer.write()
+
+    def grow() -> None:
+        while not done.wait(0.5):
+            writer.write()
+
+    thread = threading.Thread(target=grow)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--windows", type=int, default=10_000)
+    windows = parser.parse_args().windows
+    from playwright.sync_api import sync_playwright
+
+    with (
+        tempfile.TemporaryDirectory(prefix="routeprof-bench-") as folder,
+        sync_playwright() as driver,
+    ):
+        big = Path(folder) / "big"
+        write(big, Shape(windows=windows))
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        with server(big) as (url, pid):
+            cold = paints(browser, url)[0]
+            print(f"first paint while the parts are read: {cold:,.0f} ms")
+            print(f"all of {windows:,} parts read after {wait_until_read(browser, url):,.1f} s")
+            print(f"first paint: {statistics.median(paints(browser, url)):,.0f} ms")
+            every = changes(browser, url)
+            for view, times in every.items():
+                print(f"change of phase, {view}: {statistics.median(times):,.0f} ms")
+            together = [time for times in every.values() for time in times]
+            print(f"change of phase, median of all: {statistics.median(together):,.0f} ms")
+            print(f"memory of the server: {memory(pid):,.0f} MiB")
+        with recording(Path(folder) / "live"), server(Path(folder) / "live") as (url, _):
+            times, errors = clients(url, listen(browser, url))
+            p95 = statistics.quantiles(times, n=20)[-1]
+            print(f"{CLIENTS} clients: {len(times)} callbacks, {len(errors)} errors")
+            print(f"median {statistics.median(times):,.0f} ms, p95 {p95:,.0f} ms")
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
