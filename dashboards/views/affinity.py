@@ -1,0 +1,243 @@
+"""Affinity: which experts go together, and do tokens keep their experts?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from routeprof.dashboards import formats
+from routeprof.dashboards.affinity_figures import (
+    lift_heatmap,
+    repetition_by_layer,
+    transition_heatmap,
+)
+from routeprof.dashboards.expert_pairs import NO_PAIRS, Pairs, pair_table, pairs, tellable
+from routeprof.dashboards.figures import blank
+from routeprof.dashboards.token_rows import (
+    NEEDED,
+    affordable,
+    has_tokens,
+    requests_of,
+    selected_tokens,
+    side_by_side,
+)
+from routeprof.dashboards.view import Card, Content, Context, Filled, Panel, View, has_values
+from routeprof.dashboards.views.layer import absent
+from routeprof.detail import TokenTable
+from routeprof.metrics import affinity
+from routeprof.topology import Layer
+
+REPETITION = (
+    "layer repetition_first repetition_first_random repetition_any repetition_any_random"
+).split()
+
+Read = Callable[[Layer], TokenTable]
+"""A layer's tokens, read at most once."""
+
+
+def fill(context: Context) -> Content:
+    """The page's content."""
+    layer = context.layer
+    if not has_tokens(context.profile):
+        return _nothing(context, NEEDED)
+    if layer is None or layer.index in context.absent:
+        return absent(context, layer, PANELS)
+    read: Read = cache(partial(selected_tokens, context.profile))
+    if not len(read(layer).ids):
+        text = f"No single tokens of layer {layer.index} were kept in this selection."
+        return _nothing(context, text)
+    found = pairs(read(layer).ids, layer) if layer.top_k > 1 else None
+    table = pair_table(found) if found is not None else pd.DataFrame()
+    repeated = repetition_table(context, layer, read)
+    return Content(
+        panels={
+            "lift": lift(context, layer, found, table),
+            "next": inter_layer(context, layer, read),
+            "repetition": repetition(context, repeated),
+        },
+        cards=[*_repetition_cards(repeated, layer), _strongest(found, table)],
+    )
+
+
+def _nothing(context: Context, text: str) -> Content:
+    empty = Filled(blank(text, context.scheme), "", pd.DataFrame())
+    return Content(panels={panel.name: empty for panel in PANELS})
+
+
+# -- within a token
+
+
+def lift(context: Context, layer: Layer, found: Pairs | None, table: pd.DataFrame) -> Filled:
+    """How much more often than independently two experts serve the same token.
+
+    Args:
+        found: None where a token has one expert only.
+        table: the pairs, by lift.
+    """
+    if found is None:
+        return Filled(blank(NO_PAIRS, context.scheme), "", table)
+    if not len(table):
+        text = "No two experts had tokens in this selection."
+        return Filled(blank(text, context.scheme), "", table)
+    figure = lift_heatmap(found.lifts, found.random, context.scheme)
+    caption = (
+        f"Layer {layer.index}, {context.selection}, {formats.count(found.tokens)} tokens: how much "
+        "more often than by independent choice one token takes both experts, in doublings around "
+        f"what random top-{layer.top_k} routing gives, {found.random:.2f}. Orange pairs attract "
+        "each other, blue ones avoid each other."
+    )
+    return Filled(figure, caption, table)
+
+
+def _strongest(found: Pairs | None, table: pd.DataFrame) -> Card:
+    known = tellable(table) if len(table) else table
+    if found is None or not len(known):
+        return Card("strongest_pair", formats.NOTHING, "too few tokens to tell")
+    row = known.iloc[0]
+    note = f"lift {row['lift']:.2f} · random {found.random:.2f}"
+    return Card("strongest_pair", f"{row['expert']:.0f} + {row['partner']:.0f}", note)
+
+
+# -- from layer to layer
+
+
+def inter_layer(context: Context, layer: Layer, read: Read) -> Filled:
+    """Where the tokens of an expert go in the next layer that has tokens."""
+    after = [other for other in _captured(context) if other.index > layer.index]
+    following = next((other for other in after if len(read(other).ids)), None)
+    if following is None:
+        text = f"Layer {layer.index} is the last one with tokens."
+        return Filled(blank(text, context.scheme), "", pd.DataFrame())
+    here, there = side_by_side(read(layer), read(following))
+    if not len(here.ids):
+        text = f"Layers {layer.index} and {following.index} have no tokens of the same steps."
+        return Filled(blank(text, context.scheme), "", pd.DataFrame())
+    chances = affinity.inter_layer(here.ids, there.ids, layer.experts, following.experts)
+    figure = transition_heatmap(chances, layer.index, following.index, context.scheme)
+    caption = (
+        f"Of the tokens that take an expert of layer {layer.index}, the share that takes each "
+        f"expert of layer {following.index}, {context.selection}, "
+        f"{formats.count(len(here.ids))} tokens. At random it is "
+        f"{formats.percent(following.top_k / following.experts)}; a row adds up to "
+        f"{following.top_k}, a token's choices."
+    )
+    return Filled(figure, caption, _transitions(chances))
+
+
+def _transitions(chances: NDArray[np.float64]) -> pd.DataFrame:
+    """The pairs of experts that share tokens, the largest share first."""
+    one, other = np.nonzero(np.nan_to_num(chances))
+    shares = chances[one, other]
+    order = np.argsort(-shares, kind="stable")
+    columns = [one[order], other[order], shares[order]]
+    return pd.DataFrame(dict(zip(("expert", "next_expert", "next_share"), columns, strict=True)))
+
+
+# -- from token to token
+
+
+def repetition_table(context: Context, layer: Layer, read: Read) -> pd.DataFrame:
+    """How often a request's next token keeps an expert, one row a layer that has tokens.
+
+    Where reading every layer would take too long, layers at even distances and the chosen one.
+    """
+    layers = _captured(context)
+    most = affordable(context.profile)
+    if len(layers) > most:
+        places = np.linspace(0, len(layers) - 1, most).round().astype(int)
+        kept = {layers[place].index for place in places} | {layer.index}
+        layers = [other for other in layers if other.index in kept]
+    rows = [_repetition_row(other, read(other)) for other in layers if len(read(other).ids)]
+    return pd.DataFrame(rows, columns=REPETITION)
+
+
+def _repetition_row(layer: Layer, table: TokenTable) -> list[float]:
+    ids, request = requests_of(table)
+    return [
+        layer.index,
+        affinity.repetition_first(ids, request),
+        affinity.random_repetition_first(layer.experts),
+        affinity.repetition_any(ids, request),
+        affinity.random_repetition_any(layer.experts, layer.top_k),
+    ]
+
+
+def repetition(context: Context, table: pd.DataFrame) -> Filled:
+    """Repetition of every layer against random routing."""
+    if not has_values(table["repetition_first"]):
+        text = "No two consecutive tokens of one request are known in this selection."
+        return Filled(blank(text, context.scheme), "", table)
+    columns = {name: table[name].to_numpy(dtype=float) for name in REPETITION[1:]}
+    figure = repetition_by_layer(
+        table["layer"].to_numpy(),
+        {"first choice": columns["repetition_first"], "any choice": columns["repetition_any"]},
+        {
+            "first choice": columns["repetition_first_random"],
+            "any choice": columns["repetition_any_random"],
+        },
+        context.absent,
+        context.scheme,
+    )
+    captured = len(_captured(context))
+    some = "" if len(table) == captured else f" {len(table)} of {captured} layers."
+    caption = (
+        f"Share of a request's tokens whose next token has the same first choice, or any choice "
+        f"in common, {context.selection}. Above the dotted line of random routing, neighbouring "
+        f"tokens keep their experts.{some}"
+    )
+    return Filled(figure, caption, table)
+
+
+def _repetition_cards(table: pd.DataFrame, layer: Layer) -> list[Card]:
+    row = table[table["layer"] == layer.index].iloc[0]
+    return [
+        Card(
+            name,
+            formats.percent(row[name]),
+            f"random: {formats.percent(row[f'{name}_random'])}",
+        )
+        for name in ("repetition_first", "repetition_any")
+    ]
+
+
+def _captured(context: Context) -> list[Layer]:
+    return [context.profile.info.layers[place] for place in context.profile.captured]
+
+
+PANELS = (
+    Panel(
+        "lift",
+        "Pairs of experts",
+        "Heatmap: how often every two experts of the layer serve the same token",
+        height=420,
+        wide=False,
+    ),
+    Panel(
+        "next",
+        "Into the next layer",
+        "Heatmap: share of each expert's tokens that choose each expert of the next layer",
+        height=420,
+        wide=False,
+    ),
+    Panel(
+        "repetition",
+        "Repetition by layer",
+        "Line chart: share of tokens that keep an expert of the token before, for every layer",
+        height=300,
+        leads="layer",
+    ),
+)
+
+VIEW = View(
+    path="affinity",
+    title="Affinity",
+    question="Which experts go together, and do tokens keep their experts?",
+    reports=(),
+    panels=PANELS,
+    fill=fill,
+    controls=("between", "layer"),
+)
