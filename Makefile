@@ -12,13 +12,13 @@ DEMO_OUT := demo-out
 ARGS ?=
 
 .PHONY: demo test test-transformers4 test-vllm test-sglang test-gpu test-wheel lint format
-.PHONY: bench bench-vllm browser clean
+.PHONY: bench bench-vllm bench-dashboard programs clean
 
 demo: $(INSTALLED)  ## record the sample model, print, report, serve (ARGS=--no-serve ends by itself)
 	rm -rf $(DEMO_OUT)
 	$(BIN)/routeprof demo --out $(DEMO_OUT) $(ARGS)
 
-test: $(INSTALLED) browser  ## all tests; those that need a browser skip where there is none
+test: $(INSTALLED) programs  ## all tests; those that need Chromium or Prometheus skip without
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 test-transformers4: $(INSTALLED) $(OLD_INSTALLED)  ## the hooks on transformers 4.57
@@ -51,15 +51,18 @@ format: $(INSTALLED)
 bench: $(INSTALLED)  ## what capture costs, as ratios measured in one run
 	$(BIN)/python -W ignore -m tests.bench.capture $(ARGS)
 
+bench-dashboard: $(INSTALLED) programs  ## how fast the page is on a big recording, and for many at once
+	$(BIN)/python -m tests.bench.dashboard $(ARGS)
+
 bench-vllm:  ## throughput of vLLM with and without routeprof, as ratios measured in one run
 	PYTHON=$(PYTHON) tests/vllm/environment.sh $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m tests.vllm.bench $(ARGS)
 
-browser:
-	@command -v chromium >/dev/null || { \
+programs:
+	@{ command -v chromium && command -v prometheus; } >/dev/null || { \
 		test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
-		apt-get update -qq && apt-get install -y -qq chromium >/dev/null; \
-	} || echo "Chromium is not here and cannot be installed: browser tests will be skipped"
+		apt-get update -qq && apt-get install -y -qq chromium prometheus >/dev/null; \
+	} || echo "Chromium or Prometheus cannot be installed: tests that need them will be skipped"
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -15,6 +15,7 @@ from routeprof.commands.demo import demo
 from routeprof.commands.detach import detach
 from routeprof.commands.report import report
 from routeprof.commands.run import run
+from routeprof.commands.serve_metrics import serve_metrics
 from routeprof.commands.status import status
 from routeprof.commands.summary import summary
 from routeprof.errors import RouteprofError
@@ -36,6 +37,7 @@ for verb in (attach, detach, start, pause, stop, status):
 app.command()(summary)
 app.command()(report)
 app.command()(dashboard)
+app.command("serve-metrics")(serve_metrics)
 
 
 def _version(show: bool) -> None:
