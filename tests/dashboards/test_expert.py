@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,9 +20,10 @@ from routeprof.dashboards.spans import Span
 from routeprof.dashboards.state import ViewState
 from routeprof.dashboards.stretches import stretches
 from routeprof.dashboards.view import Context
-from routeprof.dashboards.views import expert
+from routeprof.dashboards.views import expert, prompts
 from routeprof.recording.fold import fold
-from tests.dashboards.made import EXPERTS, HOSTILE, LONG, Writer
+from routeprof.topology import Layer
+from tests.dashboards.made import EXPERTS, HOSTILE, LAYERS, LONG, Writer
 from tests.dashboards.tokens import EXPERTS as FEW
 from tests.dashboards.tokens import context_of, record_tokens
 
@@ -237,6 +240,37 @@ def test_layers_without_the_expert_or_without_counts(context: Make) -> None:
     content = expert.fill(context(layer=3, expert=1))
     assert content.cards[0].value == "silent"
     assert "not zero" in said(content.panels["partners"])
+
+
+class Narrow(Writer):
+    """Layer 2 has half of the experts of the others."""
+
+    def _counted(self, layer: Layer, tokens: int) -> dict[str, Any]:
+        row = super()._counted(layer, tokens)
+        lists = ("counts", "probability_mass", "weight_sum") if layer.index == 2 else ()
+        return row | {name: row[name][: EXPERTS // 2] for name in lists}
+
+
+def test_layers_of_different_widths(tmp_path: Path) -> None:
+    layers = [replace(layer, experts=8) if layer.index == 2 else layer for layer in LAYERS]
+    writer = Narrow(tmp_path / "narrow", layers=tuple(layers))
+    for tag in ("code", "prose"):
+        writer.write("prefill", tag)
+    view = context_of(writer.path, layer=2, expert=7)
+    panels = expert.fill(view).panels
+    report = view.whole.experts(breakdown=True)
+    report = report[(report["layer"] == 2) & (report["expert"] == 7)].set_index("tag")
+    for name in ("code", "prose"):
+        own = panels["tags"].table.set_index("tag").loc[name, "load_over_mean"]
+        assert own == pytest.approx(report.loc[name, "load_over_mean"].iloc[0])
+    assert len(panels["load_time"].table) == 2
+    assert "experts 0 to 7" in said(
+        expert.fill(context_of(writer.path, layer=2, expert=8)).panels["tags"]
+    )
+    alone = prompts.fill(view).panels["tag_imbalance"].table.set_index("tag")
+    report = view.whole.layers(breakdown=True).query("phase == 'all'").groupby("tag")
+    worst = report["imbalance_ratio"].max()
+    assert alone.loc["code", "imbalance_worst"] == pytest.approx(worst["code"])
 
 
 # -- with whom
