@@ -28,7 +28,7 @@ def add_downloads(server: Flask, library: Library) -> None:
             return Response("\n".join([*opened.ignored, ""]), 400, mimetype="text/plain")
         state = opened.state
         try:
-            profile = opened.source.exact(state.between)
+            profile = opened.source.exact(state.between, windows=report == "windows")
             text = csv_text(profile.narrowed(state.phase, state.tag), report)
         except RouteprofError as error:
             return Response(f"{error}\n", 409, mimetype="text/plain")

@@ -11,6 +11,7 @@ import routeprof
 from routeprof.dashboards.activity import WAITING, Activity, activity
 from routeprof.dashboards.follower import Follower
 from routeprof.dashboards.spans import Span
+from routeprof.dashboards.state import duration
 from routeprof.errors import RouteprofError
 from routeprof.profile import Profile
 from routeprof.recording.merge import open_recordings
@@ -66,21 +67,28 @@ class Source:
                 self._lock.release()
         return self._reading
 
-    def exact(self, between: tuple[float, float] | None = None) -> Profile:
-        """The profile with every part and window, also those that the page does without.
+    @property
+    def behind(self) -> bool:
+        """Whether there are parts that were not read yet."""
+        return self._folded is not None and self._folded.waiting > 0
+
+    def exact(
+        self, between: tuple[float, float] | None = None, *, windows: bool = False
+    ) -> Profile:
+        """The profile with every part, also those that the page does without.
 
         Args:
             between: seconds since the first window's start.
+            windows: with every window of the timeline, of which the page joins neighbours.
 
         Raises:
             RouteprofError: the recording cannot be read any more.
         """
         profile, folded = self.read().profile, self._folded
-        complete = folded is not None and not folded.waiting and not folded.thinned
-        if profile is not None and complete and between is None:
-            return profile
-        whole = routeprof.load(self.paths)
-        return whole if between is None else whole.select(between=whole.since_start(between))
+        if profile is None or folded is None or between is not None or folded.waiting:
+            whole = routeprof.load(self.paths)
+            return whole if between is None else whole.select(between=whole.since_start(between))
+        return routeprof.load(self.paths) if windows and folded.thinned else profile
 
     def between(self, reading: Reading, between: tuple[float, float]) -> Profile | None:
         """The part of a reading whose windows end in this range.
@@ -100,6 +108,12 @@ class Source:
                     del self._ranges[next(iter(self._ranges))]
             return self._ranges.get(key)
 
+    def newest(self, reading: Reading, seconds: float) -> Profile:
+        """The part of a reading whose windows ended in its last seconds."""
+        assert reading.profile is not None
+        last = duration(reading.profile)
+        return self.between(reading, (max(last - seconds, 0.0), last)) or reading.profile
+
     def spans(self) -> tuple[Span, ...]:
         """Sums of stretches of time that together are all that was read so far."""
         with self._lock:
@@ -118,7 +132,6 @@ class Source:
             message = _sentence(f"{where} cannot be read ({type(error).__name__}: {error})")
         doing = _activity(profile)
         # A recording that is read for the first time: as fast as the page asks.
-        behind = self._folded is not None and self._folded.waiting > 0
         shown = (_fingerprint(profile), message, doing.kind)
         version = self._reading.version + (shown != self._shown or self._reading.version == 0)
         if shown == self._shown and self._reading.profile is not None:
@@ -127,7 +140,7 @@ class Source:
         self._reading = Reading(version, profile, message, doing)
         # A huge directory on a slow disk must not be listed without end.
         end = monotonic()
-        self._due = end if behind else end + max(_PAUSE, 5 * (end - start))
+        self._due = end if self.behind else end + max(_PAUSE, 5 * (end - start))
 
     def _load(self, until: float) -> Profile:
         files = open_recordings(self.paths)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from routeprof.profile import Profile
 
 from routeprof.errors import UsageError
 from routeprof.topology import LEVELS
@@ -13,6 +16,12 @@ from routeprof.topology import LEVELS
 Directory = Annotated[Path, typer.Argument(help="The recording.", show_default=False)]
 Out = Annotated[
     Path, typer.Option("-o", "--out", help="Where the recording goes.", show_default=False)
+]
+Between = Annotated[
+    str | None,
+    typer.Option(
+        help="Only windows that end in this range of seconds since the start, such as 10-60."
+    ),
 ]
 Level = Annotated[str, typer.Option(help="windows, steps or tokens.")]
 Gate = Annotated[bool, typer.Option(help="Keep the router's outputs too.")]
@@ -29,3 +38,23 @@ def check_options(level: str, window: float) -> None:
         raise UsageError(f"level {level!r} is not one of {', '.join(LEVELS)}")
     if not 0.05 <= window <= 3600:
         raise UsageError(f"window {window:g} is not between 0.05 and 3600 seconds")
+
+
+def selected(profile: Profile, phase: str | None, tag: str | None, between: str | None) -> Profile:
+    """The part of a recording that the user asked for.
+
+    Raises:
+        UsageError: the phase or the tag does not occur, or the range is none.
+    """
+    absolute = None if between is None else profile.since_start(_range(between))
+    return profile.select(phase=phase, tag=tag, between=absolute)
+
+
+def _range(text: str) -> tuple[float, float]:
+    try:
+        low, high = (float(part) for part in text.split("-"))
+    except ValueError:
+        low, high = 0.0, 0.0
+    if not 0 <= low < high:
+        raise UsageError(f"{text!r} is no range; write two numbers of seconds, such as 10-60")
+    return low, high

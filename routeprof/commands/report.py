@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from routeprof.commands.options import Between, selected
+
 
 def report(
     directories: Annotated[
@@ -20,6 +22,7 @@ def report(
     ],
     phase: Annotated[str | None, typer.Option(help="Only this phase, such as decode.")] = None,
     tag: Annotated[str | None, typer.Option(help="Only this tag.")] = None,
+    between: Between = None,
     csv_only: Annotated[
         bool, typer.Option("--csv-only", help="Write the CSV files alone (needs no extra).")
     ] = False,
@@ -36,7 +39,7 @@ def report(
     """
     from routeprof.profile import load
 
-    profile = load(directories).select(phase=phase, tag=tag)
+    profile = selected(load(directories), phase, tag, between)
     files = profile.write_csv(out)
     if not csv_only:
         from routeprof.report.figures import write_figures

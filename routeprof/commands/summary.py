@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from routeprof.commands.options import Between, selected
+
 
 def summary(
     directories: Annotated[
@@ -18,6 +20,7 @@ def summary(
     ],
     phase: Annotated[str | None, typer.Option(help="Only this phase, such as decode.")] = None,
     tag: Annotated[str | None, typer.Option(help="Only this tag.")] = None,
+    between: Between = None,
     all_layers: Annotated[bool, typer.Option("--all", help="Every layer, not the worst.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -35,7 +38,7 @@ def summary(
     from routeprof.report.summary import summary_json
     from routeprof.report.text import print_summary
 
-    profile = load(directories).select(phase=phase, tag=tag)
+    profile = selected(load(directories), phase, tag, between)
     if as_json:
         typer.echo(json.dumps(summary_json(profile, now=time()), indent=1))
     else:

@@ -80,6 +80,11 @@ def test_a_recording_whose_only_part_is_truncated(cli: Cli, copy: Path):
     assert "no part of" in one_line(cli("summary", copy))
 
 
+@pytest.mark.parametrize("between", ["5", "10-5", "-1-5", "a-b", "1-2-3", "nan-nan"])
+def test_a_range_that_is_none(cli: Cli, recording: Path, between: str):
+    assert "is no range" in one_line(cli("summary", recording, f"--between={between}"))
+
+
 def test_an_unknown_phase_and_tag(cli: Cli, recording: Path):
     line = one_line(cli("summary", recording, "--phase", "verify"))
     assert "prefill, decode" in line

@@ -36,6 +36,15 @@ def test_a_phase_narrows_the_summary(cli: Cli, recording: Path):
     assert {layer["tokens"] for layer in data["layers"]} == {2 * 4}
 
 
+def test_a_range_of_time(cli: Cli, recording: Path):
+    profile = routeprof.load(recording)
+    everything = json.loads(cli("summary", recording, "--json", "--between", "0-3600").stdout)
+    nothing = json.loads(cli("summary", recording, "--json", "--between", "3600-7200").stdout)
+    ratios = [layer["imbalance_ratio"] for layer in everything["layers"]]
+    assert ratios == profile.layers()["imbalance_ratio"].tolist()
+    assert [layer["imbalance_ratio"] for layer in nothing["layers"]] == [None] * len(ratios)
+
+
 def test_report_writes_csv_page_and_figures(cli: Cli, recording: Path, tmp_path: Path):
     done = cli("report", recording, "-o", "out", "--svg")
     assert done.returncode == 0, done.stderr
