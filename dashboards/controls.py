@@ -78,7 +78,7 @@ def control(name: str, opened: Opened, names: Sequence[str]) -> Any:
         return _select(name, "Expert", [str(item) for item in experts], state, "Hottest")
     if name == "ranks":
         usual = _usual_ranks(profile)
-        return _select(name, "Expert-parallel ranks", _rank_choices(profile), state, usual)
+        return _select(name, "Expert-parallel ranks", _rank_choices(profile, state), state, usual)
     layers = profile.info.layers if profile else ()
     indices = [str(layer.index) for layer in layers if layer.kind == "moe"]
     return _select(name, "Layer", indices, state, "Worst")
@@ -127,11 +127,13 @@ def _usual_ranks(profile: Profile | None) -> str:
     return f"{number}, as recorded" if said else f"{number}, for example"
 
 
-def _rank_choices(profile: Profile | None) -> list[str]:
-    """Numbers of ranks that the experts of some layer can be spread over evenly."""
+def _rank_choices(profile: Profile | None, state: ViewState) -> list[str]:
+    """Numbers of ranks that the experts of some layer can be spread over evenly, or the chosen."""
     experts = {layer.experts for layer in profile.info.layers} - {0} if profile else set()
     numbers = range(2, min(max(experts, default=0), MOST_RANKS) + 1)
-    return [str(number) for number in numbers if any(count % number == 0 for count in experts)]
+    even = {number for number in numbers if any(count % number == 0 for count in experts)}
+    chosen = set() if state.ranks is None else {state.ranks}
+    return [str(number) for number in sorted(even | chosen)]
 
 
 def _factor_slider(state: ViewState, profile: Profile | None) -> Any:

@@ -23,6 +23,7 @@ from routeprof.report.csv import available
 
 def context_of(library: Library, opened: Opened, view: View, scheme: Scheme) -> Context | None:
     """What a view draws from; None while there is nothing to show."""
+    asked = opened
     if "against" in view.controls:
         opened = single(library, opened)
     profile = selected(opened)
@@ -32,7 +33,17 @@ def context_of(library: Library, opened: Opened, view: View, scheme: Scheme) -> 
     against = compared(library, opened) if "against" in view.controls else None
     doing, spans = opened.reading.activity, opened.source.spans()
     return Context(
-        whole, profile, state, scheme, doing, time(), against, spans, opened.name, timed(opened)
+        whole,
+        profile,
+        state,
+        scheme,
+        doing,
+        time(),
+        against,
+        spans,
+        opened.name,
+        timed(opened),
+        apart=opened is not asked,
     )
 
 
@@ -54,11 +65,14 @@ def timed(opened: Opened) -> Profile | None:
 
 
 def single(library: Library, opened: Opened) -> Opened:
-    """Where the sum of several is open, one of them: a sum is not compared with its part."""
+    """Where the sum of several is open, one of them: a sum is not compared with its part.
+
+    All of its time: the range is one of the sum's time, which began elsewhere.
+    """
     others = [name for name in library.singles() if name != opened.state.against]
     if opened.source is None or len(opened.source.paths) < 2 or not others:
         return opened
-    return library.open(opened.state.query(run=others[0]))
+    return library.open(opened.state.query(run=others[0], between=None))
 
 
 def compared(library: Library, opened: Opened) -> Against | None:
@@ -71,7 +85,9 @@ def compared(library: Library, opened: Opened) -> Against | None:
         return None
     state = opened.state
     profile = reading.profile.narrowed(state.phase, state.tag)
-    return Against(name, profile, source.spans())
+    if source.behind:
+        library.look_again()
+    return Against(name, profile, source.spans(), reading.message)
 
 
 def draw(
@@ -96,6 +112,7 @@ def draw(
     if not context.profile.captured and context.whole.captured:
         notices.append(notice("Nothing was recorded with this phase and tag in this time."))
     content = view.fill(context)
+    shown = "between" in view.controls and not context.apart
     return (
         notices,
         [card(item) for item in content.cards],
@@ -103,7 +120,7 @@ def draw(
         list(content.body),
         *_panels(view, context, content, names, opened),
         downloads(view, context.whole, context.state),
-        scrubber(context.whole, context.state, shown="between" in view.controls),
+        scrubber(context.whole, context.state, shown=shown),
         False,
     )
 

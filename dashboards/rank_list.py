@@ -51,7 +51,7 @@ def _row(rank: RankFiles, now: float, parallel: Sequence[str]) -> dict[str, Any]
     parts += [] if state.role.owns_tokens else ["twin"]
     return row | {
         "role": " · ".join(parts) or "alone",
-        "host": state.host,
+        "host": state.host or None,
         "rank_state": "quiet" if is_quiet(state, now) else state.state,
     }
 

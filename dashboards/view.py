@@ -26,11 +26,13 @@ class Against:
 
     Attributes:
         spans: as of ``Context``, also of other phases and tags.
+        message: one line for the reader; empty when all is well.
     """
 
     name: str
     profile: Profile
     spans: Sequence[Span] = ()
+    message: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Context:
         against: what to compare it with, on views that have that control.
         spans: sums of stretches of time, of all phases and tags, the earliest first.
         name: of the recording.
+        apart: it is one of those whose sum is open, and has a time of its own.
         timed: the selected time with all phases and tags, where only a part is selected.
     """
 
@@ -56,6 +59,7 @@ class Context:
     spans: Sequence[Span] = ()
     name: str = ""
     timed: Profile | None = None
+    apart: bool = False
 
     @cached_property
     def all_time(self) -> Profile:

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from routeprof.dashboards.view import View
-from routeprof.dashboards.views import health, heatmap, layer, overflow, overview, timeline
+from routeprof.dashboards.views import (
+    affinity,
+    compare,
+    expert,
+    health,
+    heatmap,
+    layer,
+    overflow,
+    overview,
+    prompts,
+    ranks,
+    timeline,
+)
 
 VIEWS: tuple[View, ...] = (
     overview.VIEW,
     heatmap.VIEW,
     layer.VIEW,
+    expert.VIEW,
     timeline.VIEW,
     overflow.VIEW,
+    ranks.VIEW,
+    prompts.VIEW,
+    affinity.VIEW,
+    compare.VIEW,
     health.VIEW,
 )
 

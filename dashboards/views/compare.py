@@ -8,6 +8,7 @@ import pandas as pd
 from routeprof.dashboards import formats
 from routeprof.dashboards.comparison import Pair, pair
 from routeprof.dashboards.comparison_figures import divergence_by_layer, ratios_by_layer
+from routeprof.dashboards.components import notice
 from routeprof.dashboards.expert_figures import change_bars
 from routeprof.dashboards.figures import blank
 from routeprof.dashboards.noise import QUANTILE
@@ -37,7 +38,14 @@ def fill(context: Context) -> Content:
             "share_changes": share_changes(both),
         },
         cards=cards(both),
+        lead=[notice(f"B: {line}") for line in messages(context)],
     )
+
+
+def messages(context: Context) -> list[str]:
+    """What the reader must know of the other recording."""
+    against = context.against
+    return [against.message] if against is not None and against.message else []
 
 
 def cards(both: Pair) -> list[Card]:
@@ -172,6 +180,9 @@ def share_changes(both: Pair) -> Filled:
         counts[place[0], : layer.experts] / counts[place[0]].sum() for counts in both.counts
     )
     change = 100 * (other - one)
+    if not change.any():
+        text = f"The experts of layer {layer.index} have the same shares in both."
+        return Filled(blank(text, both.context.scheme), "", pd.DataFrame(columns=SHARES))
     order = np.argsort(-np.abs(change), kind="stable")
     table = pd.DataFrame(
         {

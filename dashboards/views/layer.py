@@ -10,7 +10,7 @@ import pandas as pd
 from routeprof.dashboards import formats
 from routeprof.dashboards.components import plain_table
 from routeprof.dashboards.figures import blank, expert_bars, histogram
-from routeprof.dashboards.gates import gate_mass, gate_outputs
+from routeprof.dashboards.gates import expert_rows, gate_mass, gate_outputs
 from routeprof.dashboards.view import Card, Content, Context, Filled, Panel, View
 from routeprof.diagnose import HOT_IMBALANCE
 from routeprof.metrics.gemm import gemm_size_table
@@ -85,8 +85,7 @@ def cards(context: Context, layer: Layer) -> list[Card]:
 
 def experts(context: Context, layer: Layer) -> Filled:
     """Load of each of the layer's experts."""
-    table = context.profile.experts()
-    table = table[table["layer"] == layer.index]
+    table = expert_rows(context.profile, layer)
     ranked = context.state.order != "index"
     if ranked:
         table = table.sort_values("tokens", ascending=False, kind="stable")

@@ -8,7 +8,7 @@ import pandas as pd
 from routeprof.dashboards import formats
 from routeprof.dashboards.comparison_figures import ratios_by_layer
 from routeprof.dashboards.components import plain_table
-from routeprof.dashboards.figures import blank, expert_bars
+from routeprof.dashboards.figures import blank, expert_bars, small
 from routeprof.dashboards.heatmaps import load_heatmap
 from routeprof.dashboards.rank_list import nodes, rank_list
 from routeprof.dashboards.spreads import Spread, holes, honesty, nothing, ratio, spread, wording
@@ -86,6 +86,8 @@ def heatmap(over: Spread) -> Filled:
     figure = load_heatmap(
         relative, row_names(context), ranks, context.scheme, "expert-parallel rank", "rank"
     )
+    if over.ranks <= 32:
+        figure.update_xaxes(tickvals=small(np.arange(over.ranks)))
     caption = (
         f"Load of each of {over.ranks} ranks ÷ the mean of its layer, {wording(over)}; "
         f"{context.selection}. {honesty(over)}{holes(over)}"

@@ -10,10 +10,11 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from routeprof.dashboards import follower, noise, source
 from routeprof.dashboards.comparison import OPEN_TWO, Pair, pair
-from routeprof.dashboards.drawing import context_of
+from routeprof.dashboards.drawing import context_of, draw
 from routeprof.dashboards.library import Library
-from routeprof.dashboards.noise import samples
+from routeprof.dashboards.noise import Samples, bound, samples
 from routeprof.dashboards.view import Against, Context
 from routeprof.dashboards.views import compare
 from routeprof.profile import Profile
@@ -153,7 +154,7 @@ def test_pieces_are_the_windows_of_the_selection(two: tuple[Path, Path]) -> None
 
 
 def test_a_range_of_time_is_of_the_first(two: tuple[Path, Path]) -> None:
-    context = look(*two, query="?between=0-4")
+    context = look(*two, query="?run=monday&between=0-4")
     assert context.against is not None
     both = both_of(context)
     assert [piece.number for piece in both.pieces] == [4, WINDOWS + 2]
@@ -238,6 +239,34 @@ def test_a_selection_that_one_lacks(two: tuple[Path, Path], tmp_path: Path) -> N
     assert reason(context) == "B has no tokens in this selection."
 
 
+def test_equal_recordings(two: tuple[Path, Path], tmp_path: Path) -> None:
+    twin = record(Writer, tmp_path / "twin", 1)
+    content = compare.fill(look(two[0], twin))
+    assert "same shares" in content.panels["share_changes"].figure.layout.annotations[0].text
+    assert content.cards[0].value == "0 of 3"
+
+
+def test_pages_look_again_until_the_other_one_is_read(
+    two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "READ_SECONDS", 0.0)
+    monkeypatch.setattr(follower, "BATCH", 4)
+    library = Library(*two)
+    while library.open("?run=monday").reading.message:
+        pass
+    versions, tokens = [], []
+    for _ in range(WINDOWS + 4):
+        opened = library.open("?run=monday")
+        versions.append(opened.version)
+        context = context_of(library, opened, compare.VIEW, "light")
+        assert context is not None
+        content = compare.fill(context)
+        tokens.append({card.name: card.value for card in content.cards}.get("tokens_b"))
+    assert len(set(tokens)) > 2
+    assert len(set(versions)) == len(set(tokens))  # and then they stay
+    assert not content.lead
+
+
 # -- which two
 
 
@@ -248,6 +277,13 @@ def test_a_sum_is_not_compared_with_its_part(two: tuple[Path, Path]) -> None:
     assert (turned.name, turned.against and turned.against.name) == ("tuesday", "monday")
     chosen = look(*two, query="?run=tuesday")
     assert (chosen.name, chosen.against and chosen.against.name) == ("tuesday", "monday")
+
+
+def test_the_time_of_a_sum_is_not_that_of_its_parts(two: tuple[Path, Path]) -> None:
+    part, alone = look(*two, query="?between=0-4"), look(*two, query="?run=monday&between=0-4")
+    assert part.profile.totals.sums["steps"].sum() == 3 * alone.profile.totals.sums["steps"].sum()
+    for context, shown in ((part, False), (alone, True)):
+        assert bool(draw(compare.VIEW, context, [], [], [])[-2]) == shown
 
 
 def test_a_directory_of_recordings(two: tuple[Path, Path]) -> None:
@@ -264,3 +300,20 @@ def test_hostile_names_stay_out_of_figures(tmp_path: Path) -> None:
     for filled in content.panels.values():
         assert "b>one" not in filled.figure.to_json()
         assert "i>other" not in filled.figure.to_json()
+
+
+def test_the_bound_is_that_of_the_noisier() -> None:
+    steady = Samples("steps", {1: np.array([[5, 5]] * 10)})
+    noisy = Samples("steps", {1: np.array([[9, 1], [1, 9]] * 5)})
+    assert bound(steady, steady, 1) == 0.0
+    assert bound(steady, noisy, 1) == bound(noisy, steady, 1) > 0.01
+    for few in (Samples("steps", {1: np.array([[5, 5]])}), Samples("steps", {})):
+        assert math.isnan(bound(noisy, few, 1))
+
+
+def test_many_stretches_are_put_together(two: tuple[Path, Path], monkeypatch: Any) -> None:
+    monkeypatch.setattr(noise, "MOST", 4)
+    context = look(*two)
+    piece, _ = samples((context.profile, context.spans), (context.profile, context.spans))
+    windows = on_disk(two[0], 1)
+    assert piece.counts[1].tolist() == windows.reshape(4, WINDOWS // 4, EXPERTS).sum(1).tolist()

@@ -14,9 +14,10 @@ import pytest
 
 import routeprof
 from routeprof.dashboards import stepwise
-from routeprof.dashboards.factors import among_recorded
+from routeprof.dashboards.factors import among_recorded, exact
 from routeprof.dashboards.source import Source
 from routeprof.dashboards.state import ViewState
+from routeprof.dashboards.stepwise import LayerSteps
 from routeprof.dashboards.view import Context
 from routeprof.dashboards.views import overflow
 from routeprof.profile import Profile
@@ -126,14 +127,14 @@ def test_each_answer_among_recorded_factors() -> None:
         {
             "capacity_factor": [1.0, 1.5, 2.0],
             "overflow_rate": [0.01, 0.0005, 0.0],
-            "overflow_worst": [0.02, 0.004, 0.002],
+            "overflow_worst": [0.03, 0.004, 0.002],
         }
     )
     table = pd.DataFrame(
         {
             "layer": [1, 2] * 3,
             "capacity_factor": [1.0, 1.0, 1.5, 1.5, 2.0, 2.0],
-            "overflow_rate": [0.0, 0.02, 0.004, 0.001, 0.001, 0.002],
+            "overflow_rate": [0.03, 0.0, 0.001, 0.004, 0.001, 0.002],
         }
     )
     found = among_recorded(every, table)
@@ -143,7 +144,15 @@ def test_each_answer_among_recorded_factors() -> None:
         "at most 1",
     ]
     assert found["factor_needed_worst"].tolist() == ["above 2", "above 2", "between 1 and 1.5"]
-    assert found["worst_layer"].tolist() == [2, 2, 2]
+    assert found["worst_layer"].tolist() == [2, 2, 1]
+
+
+def test_a_rate_that_is_just_reached_is_accepted() -> None:
+    """10 of 1000 assignments are above 500 slots, and 500 slots are more than 0.998 × 500."""
+    steps = {3: LayerSteps(np.array([[510, 490]]), np.array([500]))}
+    found = exact(steps, {3: 2}).set_index("accepted_rate")
+    assert found["factor_needed"].to_dict() == {0.0: "1.0181", 0.001: "1.0161", 0.01: "0.9981"}
+    assert found["factor_needed_worst"].tolist() == found["factor_needed"].tolist()
 
 
 def test_a_recording_without_factors(context: Make) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from routeprof.dashboards.gates import gate_outputs
+from routeprof.dashboards.gates import expert_rows, gate_outputs
 from routeprof.dashboards.view import Context
 from routeprof.dashboards.views import layer
 from tests.dashboards.made import EXPERTS
@@ -71,3 +71,16 @@ def test_a_part_of_the_outputs(context: Make) -> None:
     table = gate_outputs(replace(view, profile=profile), view.layer)
     assert table["router_z_loss"].isna().all()
     assert table["margin"].iloc[0] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("selection", [{}, {"phase": "decode"}, {"tag": "code"}])
+@pytest.mark.parametrize("number", [1, 2, 6])
+def test_rows_of_one_layer_are_those_of_the_report(
+    context: Make, selection: dict[str, str], number: int
+) -> None:
+    view = context(layer=number, **selection)
+    assert view.layer is not None
+    expected = view.profile.experts().query("layer == @number").reset_index(drop=True)
+    found = expert_rows(view.profile, view.layer)
+    for name in found.columns:
+        np.testing.assert_allclose(found[name], expected[name].astype(float), rtol=1e-12)

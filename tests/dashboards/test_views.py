@@ -32,6 +32,8 @@ SELECTIONS = [
     {"layer": 3},
     {"layer": 4},
     {"layer": 6, "factor": 2.0},
+    {"ranks": 5, "placement": "striped", "between": (1.0, 3.0)},
+    {"ranks": 64, "placement": "recorded"},
 ]
 
 
@@ -203,15 +205,20 @@ def test_text_of_the_recording_stays_text(context: Make) -> None:
 
 def test_draw_sends_rows_only_of_unfolded_tables(context: Make) -> None:
     values = draw(layer.VIEW, context(), ["experts", "steps", "gone"], {"experts"}, ["ignored"])
-    notices, cards, _, _, figures, captions, columns, rows, links, scrubber, hidden = values
+    notices, cards, _, _, figures, captions, columns, rows, links, _, hidden = values
     assert len(notices) == 1
     assert len(cards) == 7
     assert len(figures) == len(captions) == 3
     assert len(rows[0]) == EXPERTS
     assert columns[1] is rows[1] is figures[2]  # no update
     assert [link.href for link in links] == ["/csv/experts.csv", "/csv/layers.csv"]
-    assert scrubber == []  # a view without that control, and all of the time
     assert hidden is False
+
+
+def test_only_views_that_let_the_reader_choose_time_have_its_slider(context: Make) -> None:
+    for item in VIEWS:
+        shown = draw(item, context(), [], set(), [])[-2]
+        assert bool(shown) == ("between" in item.controls)  # of all of the time
 
 
 def test_draw_of_nothing_hides_the_content() -> None:
