@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache, partial
 
 import numpy as np
@@ -10,33 +9,21 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from routeprof.dashboards import formats
-from routeprof.dashboards.affinity_figures import (
-    lift_heatmap,
-    repetition_by_layer,
-    transition_heatmap,
-)
+from routeprof.dashboards.affinity_figures import lift_heatmap, transition_heatmap
 from routeprof.dashboards.expert_pairs import NO_PAIRS, Pairs, pair_table, pairs, tellable
 from routeprof.dashboards.figures import blank
-from routeprof.dashboards.token_rows import (
-    NEEDED,
-    affordable,
-    has_tokens,
-    requests_of,
-    selected_tokens,
-    side_by_side,
+from routeprof.dashboards.repetition_panel import (
+    Read,
+    captured,
+    repetition,
+    repetition_cards,
+    repetition_table,
 )
-from routeprof.dashboards.view import Card, Content, Context, Filled, Panel, View, has_values
+from routeprof.dashboards.token_rows import NEEDED, has_tokens, selected_tokens, side_by_side
+from routeprof.dashboards.view import Card, Content, Context, Filled, Panel, View
 from routeprof.dashboards.views.layer import absent
-from routeprof.detail import TokenTable
 from routeprof.metrics import affinity
 from routeprof.topology import Layer
-
-REPETITION = (
-    "layer repetition_first repetition_first_random repetition_any repetition_any_random"
-).split()
-
-Read = Callable[[Layer], TokenTable]
-"""A layer's tokens, read at most once."""
 
 
 def fill(context: Context) -> Content:
@@ -59,7 +46,7 @@ def fill(context: Context) -> Content:
             "next": inter_layer(context, layer, read),
             "repetition": repetition(context, repeated),
         },
-        cards=[*_repetition_cards(repeated, layer), _strongest(found, table)],
+        cards=[*repetition_cards(repeated, layer), _strongest(found, table)],
     )
 
 
@@ -107,7 +94,7 @@ def _strongest(found: Pairs | None, table: pd.DataFrame) -> Card:
 
 def inter_layer(context: Context, layer: Layer, read: Read) -> Filled:
     """Where the tokens of an expert go in the next layer that has tokens."""
-    after = [other for other in _captured(context) if other.index > layer.index]
+    after = [other for other in captured(context) if other.index > layer.index]
     following = next((other for other in after if len(read(other).ids)), None)
     if following is None:
         text = f"Layer {layer.index} is the last one with tokens."
@@ -135,77 +122,6 @@ def _transitions(chances: NDArray[np.float64]) -> pd.DataFrame:
     order = np.argsort(-shares, kind="stable")
     columns = [one[order], other[order], shares[order]]
     return pd.DataFrame(dict(zip(("expert", "next_expert", "next_share"), columns, strict=True)))
-
-
-# -- from token to token
-
-
-def repetition_table(context: Context, layer: Layer, read: Read) -> pd.DataFrame:
-    """How often a request's next token keeps an expert, one row a layer that has tokens.
-
-    Where reading every layer would take too long, layers at even distances and the chosen one.
-    """
-    layers = _captured(context)
-    most = affordable(context.profile)
-    if len(layers) > most:
-        places = np.linspace(0, len(layers) - 1, most).round().astype(int)
-        kept = {layers[place].index for place in places} | {layer.index}
-        layers = [other for other in layers if other.index in kept]
-    rows = [_repetition_row(other, read(other)) for other in layers if len(read(other).ids)]
-    return pd.DataFrame(rows, columns=REPETITION)
-
-
-def _repetition_row(layer: Layer, table: TokenTable) -> list[float]:
-    ids, request = requests_of(table)
-    return [
-        layer.index,
-        affinity.repetition_first(ids, request),
-        affinity.random_repetition_first(layer.experts),
-        affinity.repetition_any(ids, request),
-        affinity.random_repetition_any(layer.experts, layer.top_k),
-    ]
-
-
-def repetition(context: Context, table: pd.DataFrame) -> Filled:
-    """Repetition of every layer against random routing."""
-    if not has_values(table["repetition_first"]):
-        text = "No two consecutive tokens of one request are known in this selection."
-        return Filled(blank(text, context.scheme), "", table)
-    columns = {name: table[name].to_numpy(dtype=float) for name in REPETITION[1:]}
-    figure = repetition_by_layer(
-        table["layer"].to_numpy(),
-        {"first choice": columns["repetition_first"], "any choice": columns["repetition_any"]},
-        {
-            "first choice": columns["repetition_first_random"],
-            "any choice": columns["repetition_any_random"],
-        },
-        context.absent,
-        context.scheme,
-    )
-    captured = len(_captured(context))
-    some = "" if len(table) == captured else f" {len(table)} of {captured} layers."
-    caption = (
-        f"Share of a request's tokens whose next token has the same first choice, or any choice "
-        f"in common, {context.selection}. Above the dotted line of random routing, neighbouring "
-        f"tokens keep their experts.{some}"
-    )
-    return Filled(figure, caption, table)
-
-
-def _repetition_cards(table: pd.DataFrame, layer: Layer) -> list[Card]:
-    row = table[table["layer"] == layer.index].iloc[0]
-    return [
-        Card(
-            name,
-            formats.percent(row[name]),
-            f"random: {formats.percent(row[f'{name}_random'])}",
-        )
-        for name in ("repetition_first", "repetition_any")
-    ]
-
-
-def _captured(context: Context) -> list[Layer]:
-    return [context.profile.info.layers[place] for place in context.profile.captured]
 
 
 PANELS = (

@@ -7,15 +7,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from routeprof.dashboards import formats, key_groups
-from routeprof.dashboards.affinity_figures import partner_bars
-from routeprof.dashboards.expert_pairs import FEWEST, NO_PAIRS, pairs, partner_table, tellable
 from routeprof.dashboards.figures import blank, line_at, lines
 from routeprof.dashboards.formats import clock
 from routeprof.dashboards.gates import expert_rows
+from routeprof.dashboards.partners_panel import partners
 from routeprof.dashboards.state import duration
 from routeprof.dashboards.stretches import stretches
 from routeprof.dashboards.tag_figures import group_bars
-from routeprof.dashboards.token_rows import NEEDED, has_tokens, selected_tokens
 from routeprof.dashboards.view import (
     Card,
     Content,
@@ -32,8 +30,6 @@ from routeprof.topology import Layer
 
 MOST_GROUPS = 24
 """Phases or tags that are drawn, those with the most tokens."""
-
-MOST_PARTNERS = 20
 
 TIME = ["time", "expert_tokens", "load_over_mean"]
 
@@ -156,36 +152,6 @@ def _bars(context: Context, table: pd.DataFrame, caption: str) -> Filled:
     some = "" if len(drawn) == len(table) else f" The {len(drawn)} with the most tokens."
     names, loads = drawn.iloc[:, 0].tolist(), column(drawn, "load_over_mean")
     return Filled(group_bars(names, loads, context.scheme), f"{caption}{some}", table)
-
-
-# -- with whom
-
-
-def partners(context: Context, layer: Layer, expert: int) -> Filled:
-    """The experts that serve the same tokens."""
-    table = pd.DataFrame()
-    if not has_tokens(context.profile):
-        return Filled(blank(NEEDED, context.scheme), "", table)
-    if layer.top_k < 2:
-        return Filled(blank(NO_PAIRS, context.scheme), "", table)
-    found = pairs(selected_tokens(context.profile, layer).ids, layer)
-    if not found.tokens:
-        text = f"No single tokens of layer {layer.index} were kept in this selection."
-        return Filled(blank(text, context.scheme), "", table)
-    table = partner_table(found, expert)
-    shown = tellable(table).head(MOST_PARTNERS)
-    if not len(shown):
-        text = f"Expert {expert} has too few tokens to tell its partners from chance."
-        return Filled(blank(text, context.scheme), "", table)
-    partner, together, lift = (shown[name].to_numpy() for name in ("partner", "together", "lift"))
-    figure = partner_bars(partner, lift, together, found.random, context.scheme)
-    caption = (
-        f"How much more often than by independent choice a token of expert {expert} is also the "
-        f"partner's, {context.selection}; random top-{layer.top_k} routing gives "
-        f"{found.random:.2f}. Partners that independence would bring together at least {FEWEST} "
-        "times. Click one to open it."
-    )
-    return Filled(figure, caption, table)
 
 
 PANELS = (

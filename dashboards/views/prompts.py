@@ -8,28 +8,20 @@ from numpy.typing import NDArray
 
 from routeprof.dashboards import formats, key_groups
 from routeprof.dashboards.figures import blank
+from routeprof.dashboards.requests_panel import requests
 from routeprof.dashboards.skew import (
     FEWEST,
     LITTLE,
     Skew,
     Verdict,
-    by_chance,
     mean_divergence,
     skew_of,
 )
-from routeprof.dashboards.tag_figures import (
-    divergence_heatmap,
-    imbalance_by_group,
-    request_scatter,
-)
-from routeprof.dashboards.token_rows import NEEDED, affordable, has_tokens
+from routeprof.dashboards.tag_figures import divergence_heatmap, imbalance_by_group
 from routeprof.dashboards.view import Card, Content, Context, Filled, Panel, View, has_values
 
 MOST_TAGS = 16
 """Tags that are drawn, those with the most tokens."""
-
-MOST_REQUESTS = 5000
-"""Requests that are drawn, the longest."""
 
 TOGETHER, MIXED = "all together", "all in equal parts"
 
@@ -44,19 +36,17 @@ VERDICTS: dict[Verdict, tuple[str, str]] = {
 def fill(context: Context) -> Content:
     """The page's content."""
     names, counts, experts = tag_counts(context)
-    requests_panel = requests(context)
+    every_request = requests(context)
     if len(names) < 2:
         empty = Filled(blank(key_groups.NO_TAGS, context.scheme), "", pd.DataFrame())
-        return Content(
-            {"tag_divergence": empty, "tag_imbalance": empty, "requests": requests_panel}
-        )
+        return Content({"tag_divergence": empty, "tag_imbalance": empty, "requests": every_request})
     skew = skew_of(counts, experts)
     table, divergence_panel = divergence(context, names, counts, experts)
     return Content(
         panels={
             "tag_divergence": divergence_panel,
             "tag_imbalance": imbalance(context, names, counts, skew),
-            "requests": requests_panel,
+            "requests": every_request,
         },
         cards=cards(skew, len(names), table),
     )
@@ -177,50 +167,6 @@ def _median(values: NDArray[np.float64]) -> float:
 
 def _largest(values: NDArray[np.float64]) -> float:
     return float(np.nanmax(values)) if has_values(values) else float("nan")
-
-
-# -- requests
-
-
-def requests(context: Context) -> Filled:
-    """How far each request lies from all of them."""
-    whole, table = context.whole, pd.DataFrame()
-    if not has_tokens(whole):
-        return Filled(blank(NEEDED, context.scheme), "", table)
-    if affordable(whole) < 2 * len(whole.captured):  # it looks at every layer twice
-        text = "There are too many tokens to draw while you wait; requests.csv has them."
-        return Filled(blank(text, context.scheme), "", table)
-    table = whole.requests()
-    if not has_values(table["divergence_from_all"].astype(float)):
-        text = "Which request a token is of is not known in this recording."
-        return Filled(blank(text, context.scheme), "", table)
-    drawn = table.sort_values("tokens", ascending=False, kind="stable").head(MOST_REQUESTS)
-    tokens = drawn["tokens"].to_numpy(dtype=np.int64)
-    figure = request_scatter(
-        tokens,
-        drawn["divergence_from_all"].to_numpy(dtype=float),
-        drawn["request"].tolist(),
-        chance_by_length(context, tokens),
-        context.scheme,
-    )
-    caption = (
-        "Jensen–Shannon divergence between a request's load and that of all requests, mean over "
-        "layers; all of the recording, whatever is selected. Short requests lie further away by "
-        "chance alone, about as the dashed line."
-    )
-    return Filled(figure, caption, table)
-
-
-def chance_by_length(
-    context: Context, tokens: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Lengths between the shortest and the longest request, and what chance alone gives them."""
-    lengths = np.geomspace(max(int(tokens.min()), 1), max(int(tokens.max()), 2), 60)
-    layers = [context.whole.info.layers[place] for place in context.whole.captured]
-    each = [by_chance(layer.experts, lengths * layer.top_k) for layer in layers]
-    chance = np.mean(each, axis=0)
-    close = chance < 0.25  # beyond, the approximation no longer holds
-    return lengths[close], chance[close]
 
 
 VIEW = View(
