@@ -81,8 +81,12 @@ def _largest(both: Pair) -> tuple[str, str]:
         return formats.NOTHING, "no layer has tokens in both"
     place = int(np.nanargmax(both.divergence))
     noise = both.noise[place]
-    limit = f"noise bound {formats.number(noise)}" if np.isfinite(noise) else "noise not known"
-    return formats.number(both.divergence[place]), f"layer {both.indices[place]} · {limit}"
+    limit = f"noise bound {_written(noise)}" if np.isfinite(noise) else "noise not known"
+    return _written(both.divergence[place]), f"layer {both.indices[place]} · {limit}"
+
+
+def _written(divergence: float) -> str:
+    return "< 0.001" if 0 < divergence < 0.001 else formats.number(divergence)
 
 
 def _tokens(profile: Profile) -> int:
