@@ -12,7 +12,7 @@ from routeprof.dashboards.controls import phase_options, tag_options
 from routeprof.dashboards.drawing import click_target, context_of, draw, picked_range
 from routeprof.dashboards.library import Library
 from routeprof.dashboards.recordings import recordings_page
-from routeprof.dashboards.state import control_value, with_controls
+from routeprof.dashboards.state import control_value, reaching, with_controls
 from routeprof.dashboards.views import VIEWS, view_at
 
 
@@ -120,7 +120,7 @@ def _route(app: Dash, library: Library) -> None:
 def _controls(app: Dash, library: Library) -> None:
     """The address and the controls say the same, whichever of them the reader used."""
 
-    def controls(search: str | None, values: list[Any]) -> tuple[Any, list[Any]]:
+    def controls(search: str | None, values: list[Any], ends: list[Any]) -> tuple[Any, list[Any]]:
         opened = library.open(search)
         profile, state = opened.reading.profile, opened.state
         names = [item["id"]["control"] for item in ctx.inputs_list[1]]
@@ -128,7 +128,10 @@ def _controls(app: Dash, library: Library) -> None:
             item["control"] for item in ctx.triggered_prop_ids.values() if isinstance(item, dict)
         }
         if used:
-            chosen = {n: value for n, value in zip(names, values, strict=True) if n in used}
+            own = dict(zip(names, zip(values, ends, strict=True), strict=True))
+            chosen = {name: value for name, (value, _) in own.items() if name in used}
+            if "between" in used:
+                chosen["between"] = reaching(*own["between"])
             query = with_controls(state, chosen, profile).query()
             return (query if query != state.query() else no_update), [no_update] * len(names)
         return no_update, [control_value(name, state, profile) for name in names]
@@ -138,6 +141,7 @@ def _controls(app: Dash, library: Library) -> None:
         Output({"control": ALL}, "value"),
         Input("url", "search"),
         Input({"control": ALL}, "value"),
+        State({"control": ALL}, "max"),
         prevent_initial_call=True,
     )(controls)
 

@@ -122,6 +122,15 @@ def control_value(name: str, state: ViewState, profile: Profile | None) -> Any:
     return sorted(profile.info.capacity_factors).index(factor) if factor is not None else 0
 
 
+def reaching(value: Any, end: Any) -> list[float] | None:
+    """A range of the slider; None for all of what it could reach when it was drawn.
+
+    A recording that grows is longer by now, and all of then would be a part of it.
+    """
+    low, high = (float(item) for item in value)
+    return None if low <= 0 and high >= float(end) else [low, high]
+
+
 def duration(profile: Profile | None) -> float:
     """Seconds from the first window's start to the last one's end, rounded up to milliseconds."""
     windows = profile.totals.windows if profile is not None else None
@@ -145,9 +154,7 @@ def _control_text(name: str, value: Any, profile: Profile | None) -> str:
     if name == "factor" and profile is not None:
         return _text(sorted(profile.info.capacity_factors)[int(value)])
     if name == "between":
-        low, high = (float(item) for item in value)
-        whole = low <= 0 and high >= duration(profile)
-        return ALL if whole else _text((low, high))
+        return _text(None if value is None else tuple(float(item) for item in value))
     return str(value)
 
 

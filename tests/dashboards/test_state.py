@@ -10,6 +10,7 @@ from routeprof.dashboards.state import (
     control_value,
     duration,
     parse_query,
+    reaching,
     usual_factor,
     with_controls,
 )
@@ -103,7 +104,13 @@ def test_the_scrubber_holds_a_range_also_for_all_of_the_time(profile: Profile) -
     chosen = with_controls(ViewState(), {"between": [2.0, 4.0]}, profile)
     assert chosen == ViewState(between=(2.0, 4.0))
     assert control_value("between", chosen, profile) == [2.0, 4.0]
-    assert with_controls(chosen, {"between": everything}, profile) == ViewState()
+    assert with_controls(chosen, {"between": None}, profile) == ViewState()
+
+
+def test_all_that_a_slider_could_reach_is_no_range_of_a_longer_recording() -> None:
+    assert reaching([0, 3.5], 3.5) is None
+    assert reaching([0.5, 3.5], 3.5) == [0.5, 3.5]
+    assert reaching([0, 3], 3.5) == [0.0, 3.0]
 
 
 def test_the_slider_counts_factors_and_rests_at_the_usual_one(profile: Profile) -> None:
