@@ -12,7 +12,7 @@ DEMO_OUT := demo-out
 ARGS ?=
 
 .PHONY: demo test test-transformers4 test-vllm test-sglang test-gpu test-wheel lint format
-.PHONY: bench bench-vllm bench-dashboard programs clean
+.PHONY: bench bench-vllm bench-dashboard screenshots programs clean
 
 demo: $(INSTALLED)  ## record the sample model, print, report, serve (ARGS=--no-serve ends by itself)
 	rm -rf $(DEMO_OUT)
@@ -53,6 +53,9 @@ bench: $(INSTALLED)  ## what capture costs, as ratios measured in one run
 
 bench-dashboard: $(INSTALLED) programs  ## how fast the page is on a big recording, and for many at once
 	$(BIN)/python -m tests.bench.dashboard $(ARGS)
+
+screenshots: $(INSTALLED) programs  ## pictures of every view for docs/dashboard.md
+	$(BIN)/python -m tests.dashboards.screenshots docs/images
 
 bench-vllm:  ## throughput of vLLM with and without routeprof, as ratios measured in one run
 	PYTHON=$(PYTHON) tests/vllm/environment.sh $(VLLM_VENV)

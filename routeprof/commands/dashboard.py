@@ -34,12 +34,13 @@ def dashboard(
 
     Example: routeprof dashboard runs/mixtral --port 8050
     """
-    from routeprof.commands.extras import need
+    from routeprof.commands.extras import make_way, need
 
     need("dash", "dashboard")
     from routeprof.dashboards import create_app
     from routeprof.dashboards.serve import serve
 
+    make_way()
     app = create_app(*directories, control=control)
     serve(
         app,

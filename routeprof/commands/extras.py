@@ -1,7 +1,9 @@
-"""What to say where an optional dependency is missing."""
+"""What verbs share: optional dependencies, and manners beside a serving engine."""
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from importlib.util import find_spec
 
 from routeprof.errors import MissingExtraError
@@ -15,3 +17,9 @@ def need(package: str, extra: str) -> None:
     """
     if find_spec(package) is None:
         raise MissingExtraError(package, extra)
+
+
+def make_way() -> None:
+    """Leave the processors to whoever serves the model on this machine."""
+    with suppress(OSError, AttributeError):  # not everywhere
+        os.nice(10)

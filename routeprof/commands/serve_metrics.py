@@ -21,13 +21,14 @@ def serve_metrics(
 
     Example: routeprof serve-metrics runs/mixtral --port 9464
     """
-    from routeprof.commands.extras import need
+    from routeprof.commands.extras import make_way, need
 
     need("prometheus_client", "metrics")
     from routeprof.dashboards.source import Source
     from routeprof.errors import UsageError
     from routeprof.report.prometheus import RECENT_SECONDS, Snapshot, registry, server
 
+    make_way()
     source = Source(directory)
 
     def take() -> Snapshot | None:

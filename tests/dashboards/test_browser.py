@@ -8,13 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import MixtralConfig, MixtralForCausalLM
 
 import routeprof
+from routeprof.capture.control import rank_states
 from routeprof.dashboards import create_app
 from routeprof.dashboards.palette import PALETTES, Scheme
 from routeprof.dashboards.serve import make_server
 from routeprof.dashboards.views import VIEWS
 from routeprof.report.csv import csv_text
+from tests.commands.conftest import MIXTRAL
 from tests.dashboards.made import HOSTILE, LONG, Writer
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -358,3 +362,77 @@ def test_an_empty_directory_says_so_and_wakes_up(
     Writer(place).write()
     drawn(page, 1)
     expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_a_range_of_time_is_dragged_kept_and_cleared(
+    open_page: Callable[..., Any], url: str, recorded: Path
+) -> None:
+    page = open_page()
+    page.goto(f"{url}/timeline")
+    drawn(page, 2)
+    plot = page.locator(".js-plotly-plot .nsewdrag").first
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    middle = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + box["width"] * 0.3, middle)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.7, middle, steps=8)
+    page.mouse.up()
+    expect(page).to_have_url(re.compile(r"between=\d"))
+    low, high = (float(text) for text in page.url.split("between=")[1].split("-"))
+    page.get_by_role("link", name="Heatmap", exact=True).click()
+    drawn(page, 1)
+    expect(page.get_by_text(re.compile(rf"all tags, {low:g} to {high:g} s"))).to_be_visible()
+    whole = routeprof.load(recorded)
+    chosen = whole.select(between=whole.since_start((low, high)))
+    assert 0 < chosen.totals.sums["steps"].sum() < whole.totals.sums["steps"].sum()
+    with page.expect_download() as download:
+        page.get_by_role("link", name="experts.csv").click()
+    text = Path(download.value.path()).read_text(encoding="utf-8")
+    assert text == csv_text(chosen, "experts")
+    page.get_by_role("button", name=re.compile(r" s×$")).click()
+    expect(page).not_to_have_url(re.compile("between="))
+
+
+def test_the_time_slider_works_by_keyboard(open_page: Callable[..., Any], url: str) -> None:
+    page = open_page()
+    page.goto(f"{url}/heatmap")
+    drawn(page, 1)
+    expect(page.get_by_text("all 8 s")).to_be_visible()
+    slider = page.get_by_role("slider", name="From, seconds")
+    for _ in range(2):
+        slider.press("ArrowRight")
+    expect(page).to_have_url(re.compile(r"between=2-8"))
+    slider.press("Home")
+    expect(page).not_to_have_url(re.compile("between="))
+
+
+def test_the_recording_is_held_and_stopped_from_the_page(
+    open_page: Callable[..., Any], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = MixtralForCausalLM(MixtralConfig(**MIXTRAL)).eval()
+    path = tmp_path / "live"
+    with routeprof.record(model, path, window=0.1) as recording:
+        model(input_ids=torch.ones(1, 4, dtype=torch.int64))
+        server = make_server(create_app(path, control=True), port=0)
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        page = open_page()
+        page.goto(f"http://127.0.0.1:{server.effective_port}/overview")
+        drawn(page, 1)
+        page.get_by_role("button", name="Hold").click()
+        expect(page.locator("#activity")).to_have_text("paused")
+        page.get_by_role("button", name="Record").click()
+        expect(page.locator("#activity")).to_have_text(re.compile("live|idle"))
+        page.once("dialog", lambda dialog: dialog.dismiss())
+        page.get_by_role("button", name="Stop").click()
+        assert rank_states(path)[0].state == "recording"
+        page.once("dialog", lambda dialog: dialog.accept())
+        page.get_by_role("button", name="Stop").click()
+        expect(page.locator("#activity")).to_have_text("stopped")
+        expect(page.get_by_role("button", name="Hold")).to_be_hidden()
+        page.close()
+        server.close()
+        thread.join(timeout=10)
+    assert recording.directory == path
