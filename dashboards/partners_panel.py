@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pandas as pd
 
+from routeprof.affinity_tables import pairs
 from routeprof.dashboards.affinity_figures import partner_bars
-from routeprof.dashboards.expert_pairs import FEWEST, NO_PAIRS, pairs, partner_table, tellable
+from routeprof.dashboards.expert_pairs import FEWEST, NO_PAIRS, partner_table, tellable
 from routeprof.dashboards.figures import blank
-from routeprof.dashboards.token_rows import NEEDED, has_tokens, selected_tokens
+from routeprof.dashboards.token_rows import NEEDED, has_tokens
 from routeprof.dashboards.view import Context, Filled
 from routeprof.topology import Layer
 
@@ -22,7 +23,7 @@ def partners(context: Context, layer: Layer, expert: int) -> Filled:
         return Filled(blank(NEEDED, context.scheme), "", table)
     if layer.top_k < 2:
         return Filled(blank(NO_PAIRS, context.scheme), "", table)
-    found = pairs(selected_tokens(context.profile, layer).ids, layer)
+    found = pairs(context.profile.tokens(layer.index).ids, layer)
     if not found.tokens:
         text = f"No single tokens of layer {layer.index} were kept in this selection."
         return Filled(blank(text, context.scheme), "", table)

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pandas as pd
 
+from routeprof.affinity_tables import REPETITION_COLUMNS, repetition_row
 from routeprof.dashboards import formats
 from routeprof.dashboards.affinity_figures import repetition_by_layer
 from routeprof.dashboards.figures import blank
-from routeprof.dashboards.token_rows import affordable, requests_of
+from routeprof.dashboards.token_rows import affordable
 from routeprof.dashboards.view import Card, Context, Filled, has_values
-from routeprof.detail import TokenTable
-from routeprof.metrics import affinity
 from routeprof.topology import Layer
 
-REPETITION = (
-    "layer repetition_first repetition_first_random repetition_any repetition_any_random"
-).split()
 
-Read = Callable[[Layer], TokenTable]
-"""A layer's tokens, read at most once."""
-
-
-def repetition_table(context: Context, layer: Layer, read: Read) -> pd.DataFrame:
+def repetition_table(context: Context, layer: Layer) -> pd.DataFrame:
     """How often a request's next token keeps an expert, one row a layer that has tokens.
 
-    Where reading every layer would take too long, layers at even distances and the chosen one.
+    Where looking at every layer would take too long, layers at even distances and the chosen one.
     """
     layers = captured(context)
     most = affordable(context.profile)
@@ -35,19 +25,9 @@ def repetition_table(context: Context, layer: Layer, read: Read) -> pd.DataFrame
         places = np.linspace(0, len(layers) - 1, most).round().astype(int)
         kept = {layers[place].index for place in places} | {layer.index}
         layers = [other for other in layers if other.index in kept]
-    rows = [_repetition_row(other, read(other)) for other in layers if len(read(other).ids)]
-    return pd.DataFrame(rows, columns=REPETITION)
-
-
-def _repetition_row(layer: Layer, table: TokenTable) -> list[float]:
-    ids, request = requests_of(table)
-    return [
-        layer.index,
-        affinity.repetition_first(ids, request),
-        affinity.random_repetition_first(layer.experts),
-        affinity.repetition_any(ids, request),
-        affinity.random_repetition_any(layer.experts, layer.top_k),
-    ]
+    tables = ((other, context.profile.tokens(other.index)) for other in layers)
+    rows = [repetition_row(other, table) for other, table in tables if len(table.ids)]
+    return pd.DataFrame(rows, columns=REPETITION_COLUMNS)
 
 
 def repetition(context: Context, table: pd.DataFrame) -> Filled:
@@ -55,7 +35,7 @@ def repetition(context: Context, table: pd.DataFrame) -> Filled:
     if not has_values(table["repetition_first"]):
         text = "No two consecutive tokens of one request are known in this selection."
         return Filled(blank(text, context.scheme), "", table)
-    columns = {name: table[name].to_numpy(dtype=float) for name in REPETITION[1:]}
+    columns = {name: table[name].to_numpy(dtype=float) for name in REPETITION_COLUMNS[1:]}
     figure = repetition_by_layer(
         table["layer"].to_numpy(),
         {"first choice": columns["repetition_first"], "any choice": columns["repetition_any"]},

@@ -21,7 +21,7 @@ def requests(context: Context) -> Filled:
     whole, table = context.whole, pd.DataFrame()
     if not has_tokens(whole):
         return Filled(blank(NEEDED, context.scheme), "", table)
-    if affordable(whole) < 2 * len(whole.captured):  # it looks at every layer twice
+    if affordable(whole) < len(whole.captured):
         text = "There are too many tokens to draw while you wait; requests.csv has them."
         return Filled(blank(text, context.scheme), "", table)
     table = whole.requests()

@@ -1,18 +1,16 @@
-"""Steps and tokens of a recording as arrays."""
+"""Steps of a recording as arrays, and how parts of one kind are read together."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from routeprof.recording.fold import Windows
 from routeprof.recording.reader import Part, RecordingFiles, column, read_part
-from routeprof.topology import Layer
 
 if TYPE_CHECKING:
     from routeprof.profile import Profile
@@ -44,43 +42,26 @@ class StepTable:
     unread: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class TokenTable:
-    """One row for each token that a layer routed, in the order in which it ran.
-
-    Attributes:
-        step, rank: int64 [tokens].
-        request, position: int64 [tokens]; -1 where the layer does not see the pass's own rows.
-        ids: int64 [tokens, k], -1 for an id outside the layer's range.
-        unread: one line for each part that could not be read.
-    """
-
-    step: NDArray[np.int64]
-    rank: NDArray[np.int64]
-    request: NDArray[np.int64]
-    position: NDArray[np.int64]
-    ids: NDArray[np.int64]
-    unread: tuple[str, ...] = ()
-
-
 def read_steps(files: RecordingFiles, profile: Profile) -> StepTable:
     """All steps of a profile's phase, tag and windows."""
-    table, unread = _read(files, "steps")
+    table, unread = read_kind(files, "steps")
     widest = max((layer.experts for layer in profile.info.layers), default=0)
     if table is None:
-        whole, real = np.zeros(0, dtype=np.int64), np.zeros(0)
+        number, real = np.zeros(0, dtype=np.int64), np.zeros(0)
         text = np.zeros(0, dtype=object)
         counts = np.zeros((0, widest), dtype=np.int64)
-        return StepTable(whole, whole, whole, real, text, text, whole, whole, whole, counts, unread)
+        return StepTable(
+            number, number, number, real, text, text, number, number, number, counts, unread
+        )
     phase, tag = (np.array(column(table, name).to_pylist(), object) for name in ("phase", "tag"))
     time = column(table, "time").to_numpy()
     keep = _selected(phase, tag, profile)
     if profile.between is not None:
-        keep &= _in_windows(time, _whole(table, "rank"), profile.totals.windows)
-    order = np.lexsort([_whole(table, name) for name in ("layer", "step", "rank")])
+        keep &= _in_windows(time, whole(table, "rank"), profile.totals.windows)
+    order = np.lexsort([whole(table, name) for name in ("layer", "step", "rank")])
     order = order[keep[order]]
     columns = {
-        name: _whole(table, name)[order]
+        name: whole(table, name)[order]
         for name in ("step", "rank", "layer", "tokens", "invalid", "requests")
     }
     return StepTable(
@@ -93,74 +74,19 @@ def read_steps(files: RecordingFiles, profile: Profile) -> StepTable:
     )
 
 
-def read_tokens(files: RecordingFiles, profile: Profile, layer: Layer) -> TokenTable:
-    """All tokens of a layer, whatever phase or tag is selected."""
-    table, unread = _read(files, "tokens")
-    rows, unread_rows = _read(files, "rows")
-    width = layer.top_k
-    if table is not None:
-        table = table.filter(pc.equal(table["layer"], layer.index))
-    if table is None or not table.num_rows:
-        empty = np.zeros(0, dtype=np.int64)
-        return TokenTable(empty, empty, empty, empty, np.zeros((0, width), np.int64), unread)
-    order = np.lexsort([_whole(table, "step"), _whole(table, "rank")])
-    table = table.take(pa.array(order))
-    tokens = _whole(table, "tokens")
-    ids = column(table, "ids").flatten().cast(pa.int64()).fill_null(-1).to_numpy()
-    step = np.repeat(_whole(table, "step"), tokens)
-    rank = np.repeat(_whole(table, "rank"), tokens)
-    names = {owner.number: owner.passes.get(layer.index) for owner in files.ranks}
-    request, position = _requests(rows, names, _whole(table, "rank"), table, tokens)
-    return TokenTable(step, rank, request, position, ids.reshape(-1, width), unread + unread_rows)
+def read_kind(files: RecordingFiles, kind: str) -> tuple[pa.Table | None, tuple[str, ...]]:
+    """All parts of a kind one after another, without a copy; None where none can be read.
 
-
-def _requests(
-    rows: pa.Table | None,
-    names: dict[int, str | None],
-    ranks: NDArray[np.int64],
-    table: pa.Table,
-    tokens: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Request and position of each token, by the rows of the step it ran in.
-
-    Args:
-        names: for each rank, the layer's pass.
+    Returns:
+        The table, and one line for each part that could not be read.
     """
-    unknown = np.full(int(tokens.sum()), -1, dtype=np.int64)
-    if rows is None:
-        return unknown, unknown.copy()
-    known: dict[tuple[int, int], tuple[Any, Any]] = {}
-    for row in zip(
-        _whole(rows, "rank"),
-        _whole(rows, "step"),
-        column(rows, "pass").to_pylist(),
-        column(rows, "request"),
-        column(rows, "position"),
-        strict=True,
-    ):
-        rank, step, owner, request, position = row
-        if owner.rpartition("@")[0] == names.get(int(rank)):
-            known[int(rank), int(step)] = (request.values, position.values)
-    request, position, start = unknown, unknown.copy(), 0
-    for rank, step, count in zip(ranks, _whole(table, "step"), tokens, strict=True):
-        found = known.get((int(rank), int(step)))
-        # A layer that chooses its rows, or runs twice, has other rows than the pass.
-        if found is not None and len(found[0]) == count:
-            request[start : start + count] = found[0].to_numpy()
-            position[start : start + count] = found[1].to_numpy()
-        start += int(count)
-    return request, position
-
-
-def _read(files: RecordingFiles, kind: str) -> tuple[pa.Table | None, tuple[str, ...]]:
     parts = files.parts(kind)
     read = _without_copies(parts, [read_part(part, files.info) for part in parts])
     tables = [table for table in read if isinstance(table, pa.Table)]
     unread = tuple(line for line in read if isinstance(line, str))
     if not tables:
         return None, unread
-    joined = pa.concat_tables(tables)
-    return joined.unify_dictionaries().combine_chunks(), unread
+    return pa.concat_tables(tables).unify_dictionaries(), unread
 
 
 def _without_copies(parts: list[Part], read: list[pa.Table | str]) -> list[pa.Table | str]:
@@ -203,7 +129,8 @@ def _in_windows(
     return inside
 
 
-def _whole(table: pa.Table, name: str) -> NDArray[np.int64]:
+def whole(table: pa.Table, name: str) -> NDArray[np.int64]:
+    """A column of whole numbers, -1 where there is none."""
     values = column(table, name).fill_null(-1)
     return np.asarray(values.to_numpy(zero_copy_only=False), dtype=np.int64)
 

@@ -14,7 +14,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from routeprof import tables, timetables
-from routeprof.detail import StepTable, TokenTable, read_steps, read_tokens
+from routeprof.affinity_tables import affinity_table, repetition_table
+from routeprof.detail import StepTable, read_steps
 from routeprof.diagnose import Finding, findings
 from routeprof.errors import EmptyRecordingError, LevelRequiredError, UsageError
 from routeprof.ranks import ranks_table
@@ -23,6 +24,7 @@ from routeprof.recording.merge import open_recordings
 from routeprof.recording.reader import RANKS_PER_RUN, RecordingFiles
 from routeprof.recording.schema import RecordingInfo
 from routeprof.requests import requests_table
+from routeprof.token_parts import TokenParts, TokenTable, layer_tokens, read_token_parts
 from routeprof.topology import LEVELS, PHASES, Layer
 
 if TYPE_CHECKING:
@@ -303,20 +305,51 @@ class Profile:
     def tokens(self, layer: int) -> TokenTable:
         """Expert ids of every token of a layer, in the order in which they ran (level tokens).
 
+        Like all tables, of the phase, the tag and the time that are selected. A token whose step
+        is not in ``step_counts`` belongs to no selection, only to the whole.
+
+        The first call reads the recording's tokens, which the profile then keeps: two bytes an
+        id, and eight bytes a token for its request and position.
+
         Raises:
             LevelRequiredError: the recording has no tokens.
             UsageError: there is no such MoE layer.
         """
-        return read_tokens(self._detail("tokens"), self, self.layer(layer))
+        self._detail("tokens")
+        return layer_tokens(self._token_parts, self, self.layer(layer))
+
+    @cached_property
+    def _token_parts(self) -> TokenParts:
+        return read_token_parts(self._detail("tokens"))
 
     def requests(self) -> pd.DataFrame:
         """What each request did, one row a request (level tokens).
+
+        Of a selection, the requests that have tokens in it, and of them those tokens.
 
         Raises:
             LevelRequiredError: the recording has no tokens.
         """
         self._detail("tokens")
         return requests_table(self)
+
+    def affinity(self) -> pd.DataFrame:
+        """Experts that serve the same tokens, one row a layer, expert and partner (level tokens).
+
+        Raises:
+            LevelRequiredError: the recording has no tokens.
+        """
+        self._detail("tokens")
+        return affinity_table(self)
+
+    def repetition(self) -> pd.DataFrame:
+        """How often a request's next token keeps an expert, one row a layer (level tokens).
+
+        Raises:
+            LevelRequiredError: the recording has no tokens.
+        """
+        self._detail("tokens")
+        return repetition_table(self)
 
     def ranks(self) -> pd.DataFrame:
         """One row for each rank, also those that own no tokens: role, state, what it counted.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,6 +11,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from routeprof.metrics import drift
+from routeprof.token_parts import TokenTable, last_places, of_rank, rank_and_number
+from routeprof.topology import Layer
 
 if TYPE_CHECKING:
     from routeprof.profile import Profile
@@ -17,6 +21,27 @@ REQUEST_COLUMNS = (
     "request tokens prefill_tokens decode_tokens other_tokens divergence_from_all top_experts"
 ).split()
 TOP_EXPERTS = 3
+
+_KINDS = ("prefill", "decode", "other")
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What one layer saw of each request.
+
+    Attributes:
+        requests: int64 [requests], their numbers by ``of_rank``, ascending.
+        tokens: int64 [requests, 3], by ``_KINDS``.
+        divergence: float64 [requests].
+        shares, experts: [requests, up to TOP_EXPERTS], the largest shares first.
+    """
+
+    layer: int
+    requests: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    divergence: NDArray[np.float64]
+    shares: NDArray[np.float64]
+    experts: NDArray[np.int64]
 
 
 def requests_table(profile: Profile) -> pd.DataFrame:
@@ -27,45 +52,70 @@ def requests_table(profile: Profile) -> pd.DataFrame:
 
     Tokens are counted in the layer that saw most of them. ``divergence_from_all`` is the
     Jensen–Shannon divergence (base 2) between the request's load and that of all requests, mean
-    over layers. ``top_experts`` are its largest shares of a layer, as ``layer:expert``.
+    over layers. ``top_experts`` are its largest shares of a layer, as ``layer:expert``. Requests
+    and tokens are those of the profile's phase, tag and time.
 
     Raises:
         LevelRequiredError: the recording has no tokens.
     """
-    per_layer = [_tokens(profile, index) for index in profile.layer_indices]
-    tokens = pd.concat(per_layer) if per_layer else pd.DataFrame({"request": []})
-    tokens = tokens[tokens["request"] >= 0]
-    if not len(tokens):
+    replicas = _replicas(profile)
+    seen = [_seen(profile, profile.layer(index), replicas) for index in profile.layer_indices]
+    seen = [own for own in seen if len(own.requests)]
+    if not seen:
         return pd.DataFrame(columns=REQUEST_COLUMNS)
-    rows = _phases(tokens)
-    counts = _counts(profile, tokens, _multi(rows))
-    divergences = [drift.jensen_shannon(own, own.sum(0)) for own in counts.values()]
-    rows["divergence_from_all"] = pd.DataFrame(divergences).mean().to_numpy()
-    rows["top_experts"] = _top_experts(counts)
-    rows = rows.reset_index()
-    several = len(set(_replicas(profile).values())) > 1
-    names = rows["request"].astype(str)
-    rows["request"] = rows["rank"].astype(str) + "/" + names if several else names
-    return rows[REQUEST_COLUMNS]
-
-
-def _tokens(profile: Profile, index: int) -> pd.DataFrame:
-    """One row for each token of a layer; ``row`` is its place in ``profile.tokens(index)``."""
-    table, replicas = profile.tokens(index), _replicas(profile)
-    steps = profile.step_counts()
-    mine = steps.layer == index
-    ran = zip(steps.rank[mine], steps.step[mine], strict=True)
-    phase = dict(zip(ran, steps.phase[mine], strict=True))
-    ran = zip(table.rank, table.step, strict=True)
+    requests = np.unique(np.concatenate([own.requests for own in seen]))
+    tokens, divergence = _most(seen, requests), _mean_divergence(seen, requests)
+    several = len(set(replicas.values())) > 1
     return pd.DataFrame(
         {
-            "layer": index,
-            "rank": [replicas.get(rank, rank) for rank in table.rank.tolist()],
-            "request": table.request,
-            "phase": [phase.get(key, "unknown") for key in ran],
-            "row": np.arange(len(table.step)),
-        }
+            "request": _names(requests, with_rank=several),
+            "tokens": tokens.sum(1),
+            **{f"{kind}_tokens": tokens[:, place] for place, kind in enumerate(_KINDS)},
+            "divergence_from_all": divergence,
+            "top_experts": _top_experts(seen, requests),
+        },
+        columns=REQUEST_COLUMNS,
     )
+
+
+def _seen(profile: Profile, layer: Layer, replicas: dict[int, int]) -> _Seen:
+    """What a layer saw: its tokens are read, counted and let go."""
+    table = profile.tokens(layer.index)
+    known = table.request >= 0
+    rank = table.rank.copy()
+    for own, first in replicas.items():
+        rank[table.rank == own] = first
+    numbers = of_rank(rank, table.request)[known]
+    requests, place = np.unique(numbers, return_inverse=True)
+    kinds = place * len(_KINDS) + _kinds(profile, layer, table)[known]
+    tokens = np.bincount(kinds, minlength=len(requests) * len(_KINDS))
+    ids = table.ids[known]
+    valid = (ids >= 0) & (ids < layer.experts)
+    cells = (place[:, None] * layer.experts + ids)[valid]
+    load = np.bincount(cells, minlength=len(requests) * layer.experts)
+    load = load.reshape(len(requests), layer.experts)
+    shares = load / np.maximum(load.sum(1, keepdims=True), 1)
+    best = np.argsort(-shares, axis=1, kind="stable")[:, :TOP_EXPERTS]
+    return _Seen(
+        layer.index,
+        requests,
+        tokens.reshape(len(requests), len(_KINDS)),
+        np.asarray(drift.jensen_shannon(load, load.sum(0))),
+        np.take_along_axis(shares, best, axis=1),
+        best,
+    )
+
+
+def _kinds(profile: Profile, layer: Layer, table: TokenTable) -> NDArray[np.int64]:
+    """For each token of a layer the place of its kind in ``_KINDS``, by the phase of its step."""
+    steps = profile.step_counts()
+    mine = steps.layer == layer.index
+    phases = steps.phase[mine]
+    kind = np.full(len(phases) + 1, _KINDS.index("other"))  # the last is of steps not known
+    for place, name in enumerate(_KINDS[:2]):
+        kind[:-1][phases == name] = place
+    ran = of_rank(steps.rank[mine], steps.step[mine])
+    return np.asarray(kind[last_places(ran, of_rank(table.rank, table.step))])
 
 
 def _replicas(profile: Profile) -> dict[int, int]:
@@ -91,41 +141,51 @@ def _replicas(profile: Profile) -> dict[int, int]:
     return firsts
 
 
-def _phases(tokens: pd.DataFrame) -> pd.DataFrame:
-    """Tokens by phase for each rank and request, from the layer that saw most."""
-    kind = tokens["phase"].where(tokens["phase"].isin(["prefill", "decode"]), "other")
-    counted = tokens.groupby(["rank", "request", "layer", kind]).size().unstack(fill_value=0)
-    for name in ("prefill", "decode", "other"):
-        counted[name] = counted.get(name, 0)
-    counted["tokens"] = counted[["prefill", "decode", "other"]].sum(axis=1)
-    most = counted.sort_values("tokens").groupby(["rank", "request"]).tail(1)
-    rows = most.reset_index("layer", drop=True).sort_index().rename_axis(columns=None)
-    return rows.rename(columns={name: f"{name}_tokens" for name in ("prefill", "decode", "other")})
+def _names(requests: NDArray[np.int64], *, with_rank: bool) -> list[str]:
+    ranks, numbers = rank_and_number(requests)
+    names = [str(number) for number in numbers.tolist()]
+    pairs = zip(ranks.tolist(), names, strict=True)
+    return [f"{rank}/{name}" for rank, name in pairs] if with_rank else names
 
 
-def _multi(rows: pd.DataFrame) -> pd.MultiIndex:
-    assert isinstance(rows.index, pd.MultiIndex)
-    return rows.index
+def _most(seen: Sequence[_Seen], requests: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Tokens by kind [requests, 3], from the layer that saw most of the request."""
+    most = np.zeros((len(requests), len(_KINDS)), dtype=np.int64)
+    for own in seen:
+        place = np.searchsorted(requests, own.requests)
+        more = own.tokens.sum(1) >= most[place].sum(1)
+        most[place[more]] = own.tokens[more]
+    return most
 
 
-def _counts(
-    profile: Profile, tokens: pd.DataFrame, requests: pd.MultiIndex
-) -> dict[int, NDArray[np.int64]]:
-    """For each layer, assignments [requests, experts]."""
-    counts = {}
-    for layer in (profile.layer(index) for index in profile.layer_indices):
-        mine = tokens[tokens["layer"] == layer.index]
-        ids = profile.tokens(layer.index).ids[mine["row"]]
-        place = requests.get_indexer(pd.MultiIndex.from_frame(mine[["rank", "request"]]))
-        own = np.zeros((len(requests), layer.experts), dtype=np.int64)
-        rows, choices = np.nonzero(ids >= 0)
-        np.add.at(own, (place[rows], ids[rows, choices]), 1)
-        counts[layer.index] = own
-    return counts
+def _mean_divergence(seen: Sequence[_Seen], requests: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Mean over the layers that know it, NaN where none does."""
+    total, layers = np.zeros(len(requests)), np.zeros(len(requests))
+    for own in seen:
+        known = ~np.isnan(own.divergence)
+        place = np.searchsorted(requests, own.requests[known])
+        total[place] += own.divergence[known]
+        layers[place] += 1
+    mean = np.full(len(requests), np.nan)
+    np.divide(total, layers, out=mean, where=layers > 0)
+    return mean
 
 
-def _top_experts(counts: dict[int, NDArray[np.int64]]) -> list[str]:
-    names = [f"{layer}:{expert}" for layer, own in counts.items() for expert in range(own.shape[1])]
-    shares = [own / np.maximum(own.sum(1, keepdims=True), 1) for own in counts.values()]
-    order = np.argsort(-np.concatenate(shares, axis=1), axis=1, kind="stable")
-    return [" ".join(names[place] for place in row[:TOP_EXPERTS]) for row in order]
+def _top_experts(seen: Sequence[_Seen], requests: NDArray[np.int64]) -> list[str]:
+    """The largest shares of each request over all layers; of equal ones the earlier layer's."""
+    columns = sum(own.experts.shape[1] for own in seen)
+    shares = np.full((len(requests), columns), -1.0)
+    experts = np.zeros((len(requests), columns), dtype=np.int64)
+    layers, start = [], 0
+    for own in seen:
+        end = start + own.experts.shape[1]
+        place = np.searchsorted(requests, own.requests)
+        shares[place, start:end], experts[place, start:end] = own.shares, own.experts
+        layers += [own.layer] * (end - start)
+        start = end
+    order = np.argsort(-shares, axis=1, kind="stable")[:, :TOP_EXPERTS]
+    found = np.take_along_axis(experts, order, axis=1)
+    pairs = zip(np.array(layers)[order].tolist(), found.tolist(), strict=True)
+    return [
+        " ".join(f"{layer}:{expert}" for layer, expert in zip(*row, strict=True)) for row in pairs
+    ]

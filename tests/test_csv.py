@@ -29,6 +29,11 @@ COLUMNS = {
     "windows": "window,phase,tag,layer,start,end,steps,tokens,imbalance_ratio",
     "steps": """step,layer,time,phase,tokens,requests,imbalance_ratio,max_load,
         overflow_rate_1.0""",
+    "requests": """request,tokens,prefill_tokens,decode_tokens,other_tokens,
+        divergence_from_all,top_experts""",
+    "affinity": "layer,expert,partner,together,together_expected,lift,lift_random",
+    "repetition": """layer,repetition_first,repetition_first_random,repetition_any,
+        repetition_any_random""",
     "findings": "finding,code,severity,layers,evidence,suggestion",
 }
 KEYS = {
@@ -37,9 +42,15 @@ KEYS = {
     "overflow": ["phase", "tag", "layer", "capacity_factor"],
     "windows": ["window", "phase", "tag", "layer"],
     "steps": ["step", "layer"],
+    "requests": ["request"],
+    "affinity": ["layer", "expert", "partner"],
+    "repetition": ["layer"],
     "findings": ["finding"],
 }
-NUMBERS = {"layer", "expert", "window", "step", "finding", "capacity_factor"}
+NUMBERS = set("layer expert partner request window step finding capacity_factor".split())
+DETAIL = {"steps", "requests", "affinity", "repetition"}
+"""Reports that more than level windows has."""
+
 LAYERS = layers_of((8, 2), (6, 3), (4, 1))
 """The last one's hooks never run."""
 
@@ -47,7 +58,7 @@ LAYERS = layers_of((8, 2), (6, 3), (4, 1))
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory):
     directory = tmp_path_factory.mktemp("csv") / "r"
-    recorder, capture = recorder_of(directory, LAYERS, level="steps")
+    recorder, capture = recorder_of(directory, LAYERS, level="tokens")
     random = np.random.default_rng(61)
     for number in range(12):
         phase = ("prefill", "decode")[number % 2]
@@ -75,7 +86,7 @@ def test_columns(profile, name):
 
 @pytest.mark.parametrize("name", COLUMNS)
 def test_columns_of_a_recording_of_nothing(tmp_path, name):
-    recorder, _ = recorder_of(tmp_path / "r", LAYERS, level="steps")
+    recorder, _ = recorder_of(tmp_path / "r", LAYERS, level="tokens")
     recorder.close()
     text = csv_text(routeprof.load(tmp_path / "r"), name)
     assert text.split("\n")[0] == "".join(COLUMNS[name].split())
@@ -226,7 +237,7 @@ def test_hostile_text_is_no_formula_and_comes_back_whole(hostile):
     assert {row["layer_name"] for row in rows} == {expected}
     assert {row["tag"] for row in rows} == {"all", expected}
     assert expected in {row["evidence"] for row in rows_of(csv_text(profile, "findings"))}
-    for name in COLUMNS.keys() - {"steps"}:
+    for name in COLUMNS.keys() - DETAIL:
         frame = pd.read_csv(io.StringIO(csv_text(profile, name), newline=""))
         assert list(frame.columns) == "".join(COLUMNS[name].split()).split(",")
         for row in rows_of(csv_text(profile, name)):
@@ -238,8 +249,9 @@ def test_hostile_text_is_no_formula_and_comes_back_whole(hostile):
                     assert not cell.startswith(("=", "+", "-", "@", "\t", "\r")), column
 
 
-def test_steps_come_only_with_their_level(tmp_path):
+def test_detail_comes_only_with_its_level(tmp_path):
     made.write(tmp_path / "r", made.random_parts(0))
     profile = routeprof.load(tmp_path / "r")
-    assert "steps" not in available(profile)
-    assert "steps.csv" not in {file.name for file in profile.write_csv(tmp_path / "out")}
+    assert set(available(profile)) == COLUMNS.keys() - DETAIL
+    written = {file.stem for file in profile.write_csv(tmp_path / "out")}
+    assert written == COLUMNS.keys() - DETAIL

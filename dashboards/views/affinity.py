@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
-
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from routeprof.affinity_tables import Pairs, pairs
 from routeprof.dashboards import formats
 from routeprof.dashboards.affinity_figures import lift_heatmap, transition_heatmap
-from routeprof.dashboards.expert_pairs import NO_PAIRS, Pairs, pair_table, pairs, tellable
+from routeprof.dashboards.expert_pairs import NO_PAIRS, pair_table, tellable
 from routeprof.dashboards.figures import blank
 from routeprof.dashboards.repetition_panel import (
-    Read,
     captured,
     repetition,
     repetition_cards,
     repetition_table,
 )
-from routeprof.dashboards.token_rows import NEEDED, has_tokens, selected_tokens, side_by_side
+from routeprof.dashboards.token_rows import NEEDED, has_tokens, side_by_side
 from routeprof.dashboards.view import Card, Content, Context, Filled, Panel, View
 from routeprof.dashboards.views.layer import absent
 from routeprof.metrics import affinity
+from routeprof.token_parts import TokenTable
 from routeprof.topology import Layer
 
 
@@ -33,17 +32,17 @@ def fill(context: Context) -> Content:
         return _nothing(context, NEEDED)
     if layer is None or layer.index in context.absent:
         return absent(context, layer, PANELS)
-    read: Read = cache(partial(selected_tokens, context.profile))
-    if not len(read(layer).ids):
+    tokens = context.profile.tokens(layer.index)
+    if not len(tokens.ids):
         text = f"No single tokens of layer {layer.index} were kept in this selection."
         return _nothing(context, text)
-    found = pairs(read(layer).ids, layer) if layer.top_k > 1 else None
+    found = pairs(tokens.ids, layer) if layer.top_k > 1 else None
     table = pair_table(found) if found is not None else pd.DataFrame()
-    repeated = repetition_table(context, layer, read)
+    repeated = repetition_table(context, layer)
     return Content(
         panels={
             "lift": lift(context, layer, found, table),
-            "next": inter_layer(context, layer, read),
+            "next": inter_layer(context, layer, tokens),
             "repetition": repetition(context, repeated),
         },
         cards=[*repetition_cards(repeated, layer), _strongest(found, table)],
@@ -92,14 +91,15 @@ def _strongest(found: Pairs | None, table: pd.DataFrame) -> Card:
 # -- from layer to layer
 
 
-def inter_layer(context: Context, layer: Layer, read: Read) -> Filled:
+def inter_layer(context: Context, layer: Layer, tokens: TokenTable) -> Filled:
     """Where the tokens of an expert go in the next layer that has tokens."""
     after = [other for other in captured(context) if other.index > layer.index]
-    following = next((other for other in after if len(read(other).ids)), None)
-    if following is None:
+    tables = ((other, context.profile.tokens(other.index)) for other in after)
+    following, theirs = next((pair for pair in tables if len(pair[1].ids)), (None, None))
+    if following is None or theirs is None:
         text = f"Layer {layer.index} is the last one with tokens."
         return Filled(blank(text, context.scheme), "", pd.DataFrame())
-    here, there = side_by_side(read(layer), read(following))
+    here, there = side_by_side(tokens, theirs)
     if not len(here.ids):
         text = f"Layers {layer.index} and {following.index} have no tokens of the same steps."
         return Filled(blank(text, context.scheme), "", pd.DataFrame())
@@ -152,7 +152,7 @@ VIEW = View(
     path="affinity",
     title="Affinity",
     question="Which experts go together, and do tokens keep their experts?",
-    reports=(),
+    reports=("affinity", "repetition"),
     panels=PANELS,
     fill=fill,
     controls=("between", "layer"),

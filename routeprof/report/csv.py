@@ -72,11 +72,18 @@ TABLES: dict[str, Callable[[Profile], pd.DataFrame]] = {
     "windows": lambda profile: profile.windows(),
     "steps": lambda profile: profile.steps(),
     "requests": lambda profile: profile.requests(),
+    "affinity": lambda profile: profile.affinity(),
+    "repetition": lambda profile: profile.repetition(),
     "findings": findings_table,
 }
 """Every CSV report by name."""
 
-LEVELS_NEEDED = {"steps": "steps", "requests": "tokens"}
+LEVELS_NEEDED = {
+    "steps": "steps",
+    "requests": "tokens",
+    "affinity": "tokens",
+    "repetition": "tokens",
+}
 """Reports that need more than level windows."""
 
 

@@ -8,14 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from routeprof.affinity_tables import pairs
 from routeprof.dashboards import token_rows
-from routeprof.dashboards.expert_pairs import pairs
-from routeprof.dashboards.token_rows import selected_tokens, side_by_side
+from routeprof.dashboards.token_rows import side_by_side
 from routeprof.dashboards.view import Context, Filled
 from routeprof.dashboards.views import affinity
-from routeprof.detail import TokenTable
+from routeprof.token_parts import TokenTable
 from routeprof.topology import Layer
 from tests.dashboards.tokens import EXPERTS, LAYERS, TOP_K, context_of, record_tokens
 
@@ -141,22 +142,10 @@ def test_the_strongest_pair_is_the_one_at_the_top(tokens: Path) -> None:
     assert f"{best['lift']:.2f}" in card.note
 
 
-def test_each_layer_is_read_once(tokens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[int] = []
-
-    def read(profile: object, layer: Layer) -> TokenTable:
-        looked.append(layer.index)
-        return selected_tokens(profile, layer)
-
-    monkeypatch.setattr(affinity, "selected_tokens", read)
-    affinity.fill(context_of(tokens, layer=1))
-    assert sorted(looked) == list(LAYERS)
-
-
-def test_of_very_many_tokens_some_layers_are_read(
+def test_of_very_many_tokens_some_layers_are_drawn(
     tokens: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_rows, "MOST_READ", 1)
+    monkeypatch.setattr(token_rows, "MOST_IDS", 1)
     filled = affinity.fill(context_of(tokens, layer=1)).panels["repetition"]
     assert filled.table["layer"].tolist() == [0, 1, 2]  # the two ends, and the chosen one
     filled = affinity.fill(context_of(tokens, layer=0)).panels["repetition"]
@@ -181,6 +170,21 @@ def test_only_rows_of_the_same_tokens_are_compared() -> None:
     # As many rows in step 1, but of another request.
     one, other = side_by_side(here, table([1, 1], [7, 9], [5, 6]))
     assert (one.ids[:, 0].tolist(), other.ids[:, 0].tolist()) == ([0], [5])
+
+
+@pytest.mark.parametrize("state", SELECTIONS)
+def test_its_numbers_are_those_of_the_reports(tokens: Path, state: dict[str, str]) -> None:
+    view = context_of(tokens, layer=1, **state)
+    panels = affinity.fill(view).panels
+    pd.testing.assert_frame_equal(panels["repetition"].table, view.profile.repetition())
+    report = view.profile.affinity().query("layer == 1 and expert < partner")
+    drawn = panels["lift"].table.query("together > 0")
+    columns = ["expert", "partner", "together", "together_expected", "lift"]
+    pd.testing.assert_frame_equal(
+        drawn[columns].sort_values(["expert", "partner"], ignore_index=True),
+        report[columns].reset_index(drop=True),
+    )
+    assert set(affinity.VIEW.reports) == {"affinity", "repetition"}
 
 
 def test_it_needs_level_tokens(context: Make) -> None:

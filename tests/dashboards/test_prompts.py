@@ -220,7 +220,7 @@ def test_requests_are_those_of_the_report_whatever_is_selected(tokens: Path) -> 
 
 
 def test_too_many_tokens_to_wait_for(tokens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_rows, "MOST_READ", 1)
+    monkeypatch.setattr(token_rows, "MOST_IDS", 1)
     filled = prompts.fill(context_of(tokens)).panels["requests"]
     assert "requests.csv has them" in said(filled)
 
