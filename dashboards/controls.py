@@ -20,6 +20,7 @@ from routeprof.dashboards.state import (
     ViewState,
     control_value,
     duration,
+    time_stops,
 )
 from routeprof.profile import Profile
 from routeprof.tables import tag_name
@@ -167,7 +168,7 @@ def scrubber(profile: Profile, state: ViewState, *, shown: bool) -> list[Any]:
         return []
     children: list[Any] = [html.Span("Time", className="control-name")]
     if shown:
-        children.append(_time_slider(profile, state, longest))
+        children.append(_time_slider(profile, state))
     elif state.between is None:
         return []
     if state.between is None:
@@ -184,14 +185,14 @@ def scrubber(profile: Profile, state: ViewState, *, shown: bool) -> list[Any]:
     return [html.Div(children, className="scrubber")]
 
 
-def _time_slider(profile: Profile, state: ViewState, longest: float) -> Any:
-    """Its stops are windows, or as many of them as the page has room for."""
+def _time_slider(profile: Profile, state: ViewState) -> Any:
+    end, step = time_stops(profile)
     return dmc.RangeSlider(
         id={"control": "between"},
         min=0,
-        max=longest,
-        step=round(max(profile.info.window_seconds, longest / 1000), 3),
-        minRange=round(profile.info.window_seconds, 3),
+        max=end,
+        step=step,
+        minRange=step,
         value=control_value("between", state, profile),
         updatemode="mouseup",
         label=None,

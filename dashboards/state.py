@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -113,7 +114,7 @@ def control_value(name: str, state: ViewState, profile: Profile | None) -> Any:
     The slider of factors counts those recorded; that of time holds a range also for all of it.
     """
     if name == "between":
-        return list(state.between or (0.0, duration(profile)))
+        return list(state.between or (0.0, time_stops(profile)[0]))
     if name != "factor":
         return _text(getattr(state, name))
     if profile is None:
@@ -131,12 +132,24 @@ def reaching(value: Any, end: Any) -> list[float] | None:
     return None if low <= 0 and high >= float(end) else [low, high]
 
 
+def time_stops(profile: Profile | None) -> tuple[float, float]:
+    """Where the slider of time ends, and the distance of its stops, in seconds.
+
+    A stop is a window, or as many as a slider has room for; the end is one of the stops.
+    """
+    longest = duration(profile)
+    if profile is None or not longest:
+        return 0.0, 1.0
+    step = round(max(profile.info.window_seconds, longest / 1000), 3)
+    return round(step * math.ceil(round(longest / step, 3)), 3), step
+
+
 def duration(profile: Profile | None) -> float:
-    """Seconds from the first window's start to the last one's end, rounded up to milliseconds."""
+    """Seconds from the first window's start to the last one's end, up to the next millisecond."""
     windows = profile.totals.windows if profile is not None else None
     if windows is None or not len(windows.end):
         return 0.0
-    return round(float(windows.end.max() - windows.start.min()) + 5e-4, 3)
+    return math.ceil(1e3 * float(windows.end.max() - windows.start.min()) - 0.05) / 1e3
 
 
 def with_controls(

@@ -177,9 +177,13 @@ class Profile:
         return int(self.missed_by_layer.max(initial=0))
 
     def since_start(self, between: tuple[float, float]) -> tuple[float, float]:
-        """A range in seconds since the first window's start, as seconds since the epoch."""
+        """A range in seconds since the first window's start, as seconds since the epoch.
+
+        A tenth of a millisecond later: seconds since the epoch are no finer than a microsecond's
+        fraction, and a window that ends where the range does is meant.
+        """
         start = self.totals.windows.start
-        zero = float(start.min()) if len(start) else self.info.started
+        zero = (float(start.min()) if len(start) else self.info.started) + 1e-4
         return zero + between[0], zero + between[1]
 
     @property
