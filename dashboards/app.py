@@ -13,7 +13,7 @@ from routeprof.dashboards.auth import HEALTH, add_headers
 from routeprof.dashboards.callbacks import register
 from routeprof.dashboards.components import notice
 from routeprof.dashboards.downloads import add_downloads
-from routeprof.dashboards.library import Library
+from routeprof.dashboards.live.library import Library
 from routeprof.dashboards.remote import register_remote
 
 _INDEX = """<!DOCTYPE html>

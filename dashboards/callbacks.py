@@ -10,7 +10,7 @@ from dash.exceptions import PreventUpdate
 from routeprof.dashboards import shell
 from routeprof.dashboards.controls import phase_options, tag_options
 from routeprof.dashboards.drawing import click_target, context_of, draw, picked_range
-from routeprof.dashboards.library import Library
+from routeprof.dashboards.live.library import Library
 from routeprof.dashboards.recordings import recordings_page
 from routeprof.dashboards.state import control_value, reaching, with_controls
 from routeprof.dashboards.views import VIEWS, view_at

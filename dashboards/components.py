@@ -11,7 +11,7 @@ from dash import dcc, html
 
 from routeprof.dashboards import formats
 from routeprof.dashboards.definitions import Kind, definition
-from routeprof.dashboards.figures import GRAPH_CONFIG, UNDRAWN
+from routeprof.dashboards.figures.common import GRAPH_CONFIG, UNDRAWN
 from routeprof.dashboards.grids import grid
 from routeprof.dashboards.state import ViewState
 from routeprof.dashboards.view import Card, Panel

@@ -9,8 +9,8 @@ import dash_mantine_components as dmc
 from dash import html
 
 from routeprof.dashboards import formats
-from routeprof.dashboards.library import Opened
-from routeprof.dashboards.placements import recorded, usual_ranks
+from routeprof.dashboards.live.library import Opened
+from routeprof.dashboards.panels.placements import recorded, usual_ranks
 from routeprof.dashboards.state import (
     ALL,
     MEASURES,

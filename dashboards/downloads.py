@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flask import Flask, Response, abort, request
 
-from routeprof.dashboards.library import Library
+from routeprof.dashboards.live.library import Library
 from routeprof.dashboards.state import ViewState
 from routeprof.errors import RouteprofError
 from routeprof.report.csv import available, csv_text

@@ -12,9 +12,9 @@ from routeprof.dashboards import grids
 from routeprof.dashboards.components import card, notice
 from routeprof.dashboards.controls import scrubber
 from routeprof.dashboards.downloads import csv_href
+from routeprof.dashboards.figures.palette import Scheme
 from routeprof.dashboards.formats import clock
-from routeprof.dashboards.library import Library, Opened
-from routeprof.dashboards.palette import Scheme
+from routeprof.dashboards.live.library import Library, Opened
 from routeprof.dashboards.state import ViewState, duration
 from routeprof.dashboards.view import Against, Content, Context, Panel, View
 from routeprof.profile import Profile

@@ -7,10 +7,10 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from routeprof.dashboards.activity import WAITING, activity
-from routeprof.dashboards.follower import Follower
-from routeprof.dashboards.palette import Scheme
-from routeprof.dashboards.spans import Span
+from routeprof.dashboards.figures.palette import Scheme
+from routeprof.dashboards.live.activity import WAITING, activity
+from routeprof.dashboards.live.follower import Follower
+from routeprof.dashboards.live.spans import Span
 from routeprof.dashboards.state import ViewState
 from routeprof.dashboards.view import Context
 from routeprof.dashboards.views import VIEWS

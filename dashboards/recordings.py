@@ -9,7 +9,7 @@ from typing import Any
 from dash import dcc, html
 
 from routeprof.dashboards import formats
-from routeprof.dashboards.library import Run
+from routeprof.dashboards.live.library import Run
 from routeprof.dashboards.state import ViewState
 
 HEADS = ("Recording", "Model", "Started (UTC)", "Level", "Layers", "Ranks", "State")

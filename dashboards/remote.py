@@ -8,7 +8,7 @@ from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from routeprof.capture.control import Want, request, silent, wait_for
 from routeprof.dashboards.components import notice
-from routeprof.dashboards.library import Library
+from routeprof.dashboards.live.library import Library
 from routeprof.errors import RouteprofError
 
 PATIENCE_SECONDS = 2.0

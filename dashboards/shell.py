@@ -9,12 +9,12 @@ from typing import Any
 import dash_mantine_components as dmc
 from dash import dcc, html
 
-from routeprof.dashboards.activity import Activity
 from routeprof.dashboards.components import panel
 from routeprof.dashboards.controls import control, phase_options, select_control, tag_options
-from routeprof.dashboards.library import Opened
+from routeprof.dashboards.live.activity import Activity
+from routeprof.dashboards.live.library import Opened
+from routeprof.dashboards.live.source import Reading
 from routeprof.dashboards.remote import buttons
-from routeprof.dashboards.source import Reading
 from routeprof.dashboards.state import ViewState
 from routeprof.dashboards.view import View
 from routeprof.dashboards.views import VIEWS, view_at

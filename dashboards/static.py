@@ -14,7 +14,7 @@ import plotly.io as pio
 from plotly.offline import get_plotlyjs
 
 from routeprof.dashboards.components import card, plain_table
-from routeprof.dashboards.figures import GRAPH_CONFIG
+from routeprof.dashboards.figures.common import GRAPH_CONFIG
 from routeprof.dashboards.markup import to_html
 from routeprof.dashboards.preview import context_for
 from routeprof.dashboards.view import Content, Filled, Panel, View

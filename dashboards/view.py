@@ -12,9 +12,9 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from routeprof.dashboards import formats
-from routeprof.dashboards.activity import Activity
-from routeprof.dashboards.palette import Scheme
-from routeprof.dashboards.spans import Span
+from routeprof.dashboards.figures.palette import Scheme
+from routeprof.dashboards.live.activity import Activity
+from routeprof.dashboards.live.spans import Span
 from routeprof.dashboards.state import ViewState, usual_factor
 from routeprof.profile import Profile
 from routeprof.topology import Layer

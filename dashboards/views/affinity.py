@@ -8,16 +8,16 @@ from numpy.typing import NDArray
 
 from routeprof.affinity_tables import Pairs, pairs
 from routeprof.dashboards import formats
-from routeprof.dashboards.affinity_figures import lift_heatmap, transition_heatmap
-from routeprof.dashboards.expert_pairs import NO_PAIRS, pair_table, tellable
-from routeprof.dashboards.figures import blank
-from routeprof.dashboards.repetition_panel import (
+from routeprof.dashboards.figures.affinity import lift_heatmap, transition_heatmap
+from routeprof.dashboards.figures.common import blank
+from routeprof.dashboards.panels.expert_pairs import NO_PAIRS, pair_table, tellable
+from routeprof.dashboards.panels.repetition import (
     captured,
     repetition,
     repetition_cards,
     repetition_table,
 )
-from routeprof.dashboards.token_rows import NEEDED, has_tokens, side_by_side
+from routeprof.dashboards.panels.token_rows import NEEDED, has_tokens, side_by_side
 from routeprof.dashboards.view import Card, Content, Context, Filled, Panel, View
 from routeprof.dashboards.views.layer import absent
 from routeprof.metrics import affinity

@@ -6,12 +6,12 @@ import numpy as np
 import pandas as pd
 
 from routeprof.dashboards import formats
-from routeprof.dashboards.comparison import Pair, pair
-from routeprof.dashboards.comparison_figures import divergence_by_layer, ratios_by_layer
 from routeprof.dashboards.components import notice
-from routeprof.dashboards.expert_figures import change_bars
-from routeprof.dashboards.figures import blank
-from routeprof.dashboards.noise import QUANTILE
+from routeprof.dashboards.figures.common import blank
+from routeprof.dashboards.figures.comparison import divergence_by_layer, ratios_by_layer
+from routeprof.dashboards.figures.experts import change_bars
+from routeprof.dashboards.panels.comparison import Pair, pair
+from routeprof.dashboards.panels.noise import QUANTILE
 from routeprof.dashboards.view import Card, Content, Context, Filled, Panel, View, has_values
 from routeprof.profile import Profile
 from routeprof.topology import Layer

@@ -6,14 +6,15 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from routeprof.dashboards import formats, key_groups
-from routeprof.dashboards.figures import blank, line_at, lines
+from routeprof.dashboards import formats
+from routeprof.dashboards.figures.common import blank, line_at, lines
+from routeprof.dashboards.figures.tags import group_bars
 from routeprof.dashboards.formats import clock
-from routeprof.dashboards.gates import expert_rows
-from routeprof.dashboards.partners_panel import partners
+from routeprof.dashboards.panels import key_groups
+from routeprof.dashboards.panels.gates import expert_rows
+from routeprof.dashboards.panels.partners import partners
+from routeprof.dashboards.panels.stretches import stretches
 from routeprof.dashboards.state import duration
-from routeprof.dashboards.stretches import stretches
-from routeprof.dashboards.tag_figures import group_bars
 from routeprof.dashboards.view import (
     Card,
     Content,

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 
 from routeprof.dashboards import formats
-from routeprof.dashboards.activity import is_quiet
 from routeprof.dashboards.components import plain_table
-from routeprof.dashboards.figures import blank
-from routeprof.dashboards.layer_figures import bars_by_layer
+from routeprof.dashboards.figures.common import blank
+from routeprof.dashboards.figures.layers import bars_by_layer
+from routeprof.dashboards.live.activity import is_quiet
 from routeprof.dashboards.view import (
     Card,
     Content,

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from routeprof.dashboards.figures import blank
-from routeprof.dashboards.heatmaps import label_columns, load_heatmap, share_heatmap
+from routeprof.dashboards.figures.common import blank
+from routeprof.dashboards.figures.heatmaps import label_columns, load_heatmap, share_heatmap
 from routeprof.dashboards.state import MEASURES
 from routeprof.dashboards.view import Content, Context, Filled, Panel, View, has_values
 

@@ -9,8 +9,8 @@ import pandas as pd
 
 from routeprof.dashboards import formats
 from routeprof.dashboards.components import plain_table
-from routeprof.dashboards.figures import blank, expert_bars, histogram
-from routeprof.dashboards.gates import expert_rows, gate_mass, gate_outputs
+from routeprof.dashboards.figures.common import blank, expert_bars, histogram
+from routeprof.dashboards.panels.gates import expert_rows, gate_mass, gate_outputs
 from routeprof.dashboards.view import Card, Content, Context, Filled, Panel, View
 from routeprof.diagnose import HOT_IMBALANCE
 from routeprof.metrics.gemm import gemm_size_table

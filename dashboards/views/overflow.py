@@ -7,10 +7,10 @@ import pandas as pd
 
 from routeprof.dashboards import formats
 from routeprof.dashboards.components import plain_table
-from routeprof.dashboards.factors import among_recorded, exact
-from routeprof.dashboards.figures import blank, lines
-from routeprof.dashboards.layer_figures import bars_by_layer
-from routeprof.dashboards.stepwise import whole_steps
+from routeprof.dashboards.figures.common import blank, lines
+from routeprof.dashboards.figures.layers import bars_by_layer
+from routeprof.dashboards.panels.factors import among_recorded, exact
+from routeprof.dashboards.panels.stepwise import whole_steps
 from routeprof.dashboards.view import Card, Content, Context, Filled, Panel, View, has_values
 from routeprof.tables import moe_layers
 

@@ -9,8 +9,8 @@ import pandas as pd
 
 from routeprof.dashboards import formats
 from routeprof.dashboards.components import finding_list, linked_table
-from routeprof.dashboards.figures import blank
-from routeprof.dashboards.layer_figures import imbalance_by_layer
+from routeprof.dashboards.figures.common import blank
+from routeprof.dashboards.figures.layers import imbalance_by_layer
 from routeprof.dashboards.view import (
     Card,
     Content,

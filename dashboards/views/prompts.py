@@ -6,10 +6,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from routeprof.dashboards import formats, key_groups
-from routeprof.dashboards.figures import blank
-from routeprof.dashboards.requests_panel import requests
-from routeprof.dashboards.skew import (
+from routeprof.dashboards import formats
+from routeprof.dashboards.figures.common import blank
+from routeprof.dashboards.figures.tags import divergence_heatmap, imbalance_by_group
+from routeprof.dashboards.panels import key_groups
+from routeprof.dashboards.panels.requests import requests
+from routeprof.dashboards.panels.skew import (
     FEWEST,
     LITTLE,
     Skew,
@@ -17,7 +19,6 @@ from routeprof.dashboards.skew import (
     mean_divergence,
     skew_of,
 )
-from routeprof.dashboards.tag_figures import divergence_heatmap, imbalance_by_group
 from routeprof.dashboards.view import Card, Content, Context, Filled, Panel, View, has_values
 
 MOST_TAGS = 16

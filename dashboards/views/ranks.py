@@ -6,12 +6,20 @@ import numpy as np
 import pandas as pd
 
 from routeprof.dashboards import formats
-from routeprof.dashboards.comparison_figures import ratios_by_layer
 from routeprof.dashboards.components import plain_table
-from routeprof.dashboards.figures import blank, expert_bars, small
-from routeprof.dashboards.heatmaps import load_heatmap
-from routeprof.dashboards.rank_list import nodes, rank_list
-from routeprof.dashboards.spreads import Spread, holes, honesty, nothing, ratio, spread, wording
+from routeprof.dashboards.figures.common import blank, expert_bars, small
+from routeprof.dashboards.figures.comparison import ratios_by_layer
+from routeprof.dashboards.figures.heatmaps import load_heatmap
+from routeprof.dashboards.panels.rank_list import nodes, rank_list
+from routeprof.dashboards.panels.spreads import (
+    Spread,
+    holes,
+    honesty,
+    nothing,
+    ratio,
+    spread,
+    wording,
+)
 from routeprof.dashboards.state import PLACEMENTS
 from routeprof.dashboards.view import Card, Content, Context, Filled, Panel, View, has_values
 from routeprof.dashboards.views.heatmap import row_names

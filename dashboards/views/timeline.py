@@ -10,9 +10,9 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from routeprof.dashboards import formats
-from routeprof.dashboards.figures import blank, lines
+from routeprof.dashboards.figures.common import blank, lines
+from routeprof.dashboards.figures.palette import PALETTES
 from routeprof.dashboards.formats import clock
-from routeprof.dashboards.palette import PALETTES
 from routeprof.dashboards.state import duration
 from routeprof.dashboards.view import Content, Context, Filled, Panel, View
 from routeprof.profile import Profile

@@ -24,7 +24,7 @@ def serve_metrics(
     from routeprof.commands.extras import make_way, need
 
     need("prometheus_client", "metrics")
-    from routeprof.dashboards.source import Source
+    from routeprof.dashboards.live.source import Source
     from routeprof.errors import UsageError
     from routeprof.report.prometheus import RECENT_SECONDS, Snapshot, registry, server
 

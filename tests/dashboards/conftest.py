@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import routeprof
-from routeprof.dashboards.source import Source
+from routeprof.dashboards.live.source import Source
 from routeprof.dashboards.state import ViewState
 from routeprof.dashboards.view import Context
 from tests.dashboards.made import HOSTILE, LONG, Writer

@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 from routeprof.affinity_tables import pairs
-from routeprof.dashboards import token_rows
-from routeprof.dashboards.token_rows import side_by_side
+from routeprof.dashboards.panels import token_rows
+from routeprof.dashboards.panels.token_rows import side_by_side
 from routeprof.dashboards.view import Context, Filled
 from routeprof.dashboards.views import affinity
 from routeprof.token_parts import TokenTable

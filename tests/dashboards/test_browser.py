@@ -14,7 +14,7 @@ from transformers import MixtralConfig, MixtralForCausalLM
 import routeprof
 from routeprof.capture.control import rank_states
 from routeprof.dashboards import create_app
-from routeprof.dashboards.palette import PALETTES, Scheme
+from routeprof.dashboards.figures.palette import PALETTES, Scheme
 from routeprof.dashboards.serve import make_server
 from routeprof.dashboards.views import VIEWS
 from routeprof.report.csv import csv_text

@@ -10,11 +10,12 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from routeprof.dashboards import follower, noise, source
-from routeprof.dashboards.comparison import OPEN_TWO, Pair, pair
 from routeprof.dashboards.drawing import context_of, draw
-from routeprof.dashboards.library import Library
-from routeprof.dashboards.noise import Samples, bound, samples
+from routeprof.dashboards.live import follower, source
+from routeprof.dashboards.live.library import Library
+from routeprof.dashboards.panels import noise
+from routeprof.dashboards.panels.comparison import OPEN_TWO, Pair, pair
+from routeprof.dashboards.panels.noise import Samples, bound, samples
 from routeprof.dashboards.view import Against, Context
 from routeprof.dashboards.views import compare
 from routeprof.profile import Profile

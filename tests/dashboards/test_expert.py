@@ -13,12 +13,13 @@ import pandas as pd
 import pytest
 
 import routeprof
-from routeprof.dashboards import follower, formats
+from routeprof.dashboards import formats
 from routeprof.dashboards.drawing import click_target
-from routeprof.dashboards.source import Source
-from routeprof.dashboards.spans import Span
+from routeprof.dashboards.live import follower
+from routeprof.dashboards.live.source import Source
+from routeprof.dashboards.live.spans import Span
+from routeprof.dashboards.panels.stretches import stretches
 from routeprof.dashboards.state import ViewState
-from routeprof.dashboards.stretches import stretches
 from routeprof.dashboards.view import Context
 from routeprof.dashboards.views import expert, prompts
 from routeprof.recording.fold import fold

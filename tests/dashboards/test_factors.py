@@ -13,11 +13,11 @@ import pandas as pd
 import pytest
 
 import routeprof
-from routeprof.dashboards import stepwise
-from routeprof.dashboards.factors import among_recorded, exact
-from routeprof.dashboards.source import Source
+from routeprof.dashboards.live.source import Source
+from routeprof.dashboards.panels import stepwise
+from routeprof.dashboards.panels.factors import among_recorded, exact
+from routeprof.dashboards.panels.stepwise import LayerSteps
 from routeprof.dashboards.state import ViewState
-from routeprof.dashboards.stepwise import LayerSteps
 from routeprof.dashboards.view import Context
 from routeprof.dashboards.views import overflow
 from routeprof.profile import Profile

@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from routeprof.dashboards.figures import (
+from routeprof.dashboards.figures.common import (
     GRAPH_CONFIG,
     blank,
     expert_bars,
@@ -14,9 +14,9 @@ from routeprof.dashboards.figures import (
     lines,
     small,
 )
-from routeprof.dashboards.heatmaps import load_heatmap, share_heatmap
-from routeprof.dashboards.layer_figures import bars_by_layer, imbalance_by_layer
-from routeprof.dashboards.palette import PALETTES, Scheme
+from routeprof.dashboards.figures.heatmaps import load_heatmap, share_heatmap
+from routeprof.dashboards.figures.layers import bars_by_layer, imbalance_by_layer
+from routeprof.dashboards.figures.palette import PALETTES, Scheme
 
 LOADS = np.array([[2.0, 0.0, 1.0], [np.nan, np.nan, np.nan]])
 ORDER = np.array([[0, 1, 2], [0, 1, 2]])

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from routeprof.dashboards.gates import expert_rows, gate_outputs
+from routeprof.dashboards.panels.gates import expert_rows, gate_outputs
 from routeprof.dashboards.view import Context
 from routeprof.dashboards.views import layer
 from tests.dashboards.made import EXPERTS

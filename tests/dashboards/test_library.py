@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from routeprof.dashboards import library as module
-from routeprof.dashboards.library import Library
+from routeprof.dashboards.live import library as module
+from routeprof.dashboards.live.library import Library
 from tests.dashboards.made import Writer
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from routeprof.dashboards import token_rows
-from routeprof.dashboards.skew import by_chance, mean_divergence, skew_of
-from routeprof.dashboards.tag_figures import label
+from routeprof.dashboards.figures.tags import label
+from routeprof.dashboards.panels import token_rows
+from routeprof.dashboards.panels.skew import by_chance, mean_divergence, skew_of
 from routeprof.dashboards.view import Context, Filled
 from routeprof.dashboards.views import prompts
 from tests.dashboards.made import CAPTURED, HOSTILE, LONG, Writer

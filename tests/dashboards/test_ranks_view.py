@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import routeprof
-from routeprof.dashboards import placements
 from routeprof.dashboards.controls import control
-from routeprof.dashboards.library import Library
-from routeprof.dashboards.rank_list import rank_list
-from routeprof.dashboards.source import Source
-from routeprof.dashboards.spreads import spread
+from routeprof.dashboards.live.library import Library
+from routeprof.dashboards.live.source import Source
+from routeprof.dashboards.panels import placements
+from routeprof.dashboards.panels.rank_list import rank_list
+from routeprof.dashboards.panels.spreads import spread
 from routeprof.dashboards.state import ViewState
 from routeprof.dashboards.view import Content, Context, Filled
 from routeprof.dashboards.views import ranks

@@ -13,7 +13,7 @@ from transformers import MixtralConfig, MixtralForCausalLM
 import routeprof
 from routeprof.capture.control import here, rank_states
 from routeprof.dashboards import create_app
-from routeprof.dashboards.library import Library
+from routeprof.dashboards.live.library import Library
 from routeprof.dashboards.remote import ask
 from tests.commands.conftest import MIXTRAL
 from tests.dashboards.made import Writer

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import routeprof
-from routeprof.dashboards import follower
-from routeprof.dashboards import source as module
-from routeprof.dashboards.activity import activity
-from routeprof.dashboards.source import Reading, Source
+from routeprof.dashboards.live import follower
+from routeprof.dashboards.live import source as module
+from routeprof.dashboards.live.activity import activity
+from routeprof.dashboards.live.source import Reading, Source
 from routeprof.profile import Profile
 from routeprof.recording.reader import RankFiles
 from routeprof.recording.schema import RankState

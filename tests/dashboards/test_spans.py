@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import routeprof
-from routeprof.dashboards import source as module
-from routeprof.dashboards import spans
-from routeprof.dashboards.source import Source
+from routeprof.dashboards.live import source as module
+from routeprof.dashboards.live import spans
+from routeprof.dashboards.live.source import Source
 from routeprof.profile import Profile
 from tests.dashboards.made import Writer
 

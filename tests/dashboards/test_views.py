@@ -75,7 +75,7 @@ def test_addresses() -> None:
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.path)
 def test_a_recording_without_a_window(view: View, writer: Writer) -> None:
     profile = routeprof.load(writer.path)
-    activity = routeprof.dashboards.source.Source(writer.path).read().activity
+    activity = routeprof.dashboards.live.source.Source(writer.path).read().activity
     content = view.fill(Context(profile, profile, ViewState(), "light", activity, 0.0))
     for filled in content.panels.values():
         assert filled.figure.layout.annotations[0].text

@@ -11,7 +11,7 @@ import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
 import routeprof
-from routeprof.dashboards.source import Source
+from routeprof.dashboards.live.source import Source
 from routeprof.dashboards.state import ViewState
 from routeprof.dashboards.view import Context
 from tests.commands.conftest import MIXTRAL

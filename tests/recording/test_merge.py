@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import routeprof
-from routeprof.dashboards.source import Source
+from routeprof.dashboards.live.source import Source
 from routeprof.errors import EmptyRecordingError, MismatchError, OverlapError, UsageError
 from routeprof.recording.reader import open_recording
 from routeprof.recording.schema import RankState

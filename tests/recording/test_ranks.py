@@ -12,7 +12,7 @@ import pytest
 import routeprof
 from routeprof.commands.report import report
 from routeprof.commands.summary import summary
-from routeprof.dashboards.source import Source
+from routeprof.dashboards.live.source import Source
 from routeprof.profile import Profile
 from routeprof.report.csv import csv_text
 from routeprof.report.summary import summary_json

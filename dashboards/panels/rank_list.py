@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from routeprof.dashboards.activity import is_quiet
+from routeprof.dashboards.live.activity import is_quiet
 from routeprof.dashboards.view import Context
 from routeprof.recording.fold import Windows
 from routeprof.recording.reader import RankFiles

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from routeprof.dashboards.figures import blank
-from routeprof.dashboards.skew import by_chance
-from routeprof.dashboards.tag_figures import request_scatter
-from routeprof.dashboards.token_rows import NEEDED, affordable, has_tokens
+from routeprof.dashboards.figures.common import blank
+from routeprof.dashboards.figures.tags import request_scatter
+from routeprof.dashboards.panels.skew import by_chance
+from routeprof.dashboards.panels.token_rows import NEEDED, affordable, has_tokens
 from routeprof.dashboards.view import Context, Filled, has_values
 
 MOST_REQUESTS = 5000

@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pandas as pd
 
-from routeprof.dashboards.stepwise import LayerSteps
+from routeprof.dashboards.panels.stepwise import LayerSteps
 from routeprof.metrics.capacity import FACTOR_GRID, capacity, required_capacity_factor
 from routeprof.metrics.overflow import overflow_assignments, smallest_factor_for
 

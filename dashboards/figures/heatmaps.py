@@ -8,8 +8,8 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from routeprof.dashboards.figures import new_figure, small
-from routeprof.dashboards.palette import PALETTES, SEQUENTIAL, Scheme, diverging
+from routeprof.dashboards.figures.common import new_figure, small
+from routeprof.dashboards.figures.palette import PALETTES, SEQUENTIAL, Scheme, diverging
 
 MOST_DOUBLINGS = 3
 """The load scale ends at eight times the mean and at an eighth of it."""

@@ -7,9 +7,9 @@ import pandas as pd
 
 from routeprof.affinity_tables import REPETITION_COLUMNS, repetition_row
 from routeprof.dashboards import formats
-from routeprof.dashboards.affinity_figures import repetition_by_layer
-from routeprof.dashboards.figures import blank
-from routeprof.dashboards.token_rows import affordable
+from routeprof.dashboards.figures.affinity import repetition_by_layer
+from routeprof.dashboards.figures.common import blank
+from routeprof.dashboards.panels.token_rows import affordable
 from routeprof.dashboards.view import Card, Context, Filled, has_values
 from routeprof.topology import Layer
 

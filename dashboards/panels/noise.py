@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from routeprof.dashboards.spans import Span
-from routeprof.dashboards.stepwise import whole_steps
+from routeprof.dashboards.live.spans import Span
+from routeprof.dashboards.panels.stepwise import whole_steps
 from routeprof.metrics.drift import bootstrap_noise
 from routeprof.profile import Profile
 from routeprof.tables import moe_layers, tag_name

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from time import monotonic, time
 
-from routeprof.dashboards.activity import WAITING, Activity, activity
-from routeprof.dashboards.source import Reading, Source
+from routeprof.dashboards.live.activity import WAITING, Activity, activity
+from routeprof.dashboards.live.source import Reading, Source
 from routeprof.dashboards.state import ViewState, parse_query
 from routeprof.errors import RouteprofError
 from routeprof.recording.reader import open_recording

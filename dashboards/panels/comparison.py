@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from routeprof.dashboards.noise import Samples, bound, samples
+from routeprof.dashboards.panels.noise import Samples, bound, samples
 from routeprof.dashboards.view import Context
 from routeprof.metrics.balance import imbalance_ratio
 from routeprof.metrics.drift import jensen_shannon

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pandas as pd
 
 from routeprof.affinity_tables import pairs
-from routeprof.dashboards.affinity_figures import partner_bars
-from routeprof.dashboards.expert_pairs import FEWEST, NO_PAIRS, partner_table, tellable
-from routeprof.dashboards.figures import blank
-from routeprof.dashboards.token_rows import NEEDED, has_tokens
+from routeprof.dashboards.figures.affinity import partner_bars
+from routeprof.dashboards.figures.common import blank
+from routeprof.dashboards.panels.expert_pairs import FEWEST, NO_PAIRS, partner_table, tellable
+from routeprof.dashboards.panels.token_rows import NEEDED, has_tokens
 from routeprof.dashboards.view import Context, Filled
 from routeprof.topology import Layer
 

@@ -13,8 +13,8 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from routeprof.dashboards.figures import line_at, new_figure, small
-from routeprof.dashboards.palette import PALETTES, SEQUENTIAL, Scheme
+from routeprof.dashboards.figures.common import line_at, new_figure, small
+from routeprof.dashboards.figures.palette import PALETTES, SEQUENTIAL, Scheme
 
 LONGEST = 18
 """Characters of a name that fit beside an axis, also on a phone."""

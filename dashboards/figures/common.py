@@ -1,7 +1,4 @@
-"""Figures: arrays in, ``go.Figure`` out. Nothing here knows a recording or a page.
-
-Heatmaps and figures by layer have modules of their own: ``heatmaps`` and ``layer_figures``.
-"""
+"""What the figures share, and the kinds that several views draw: bars, histograms, lines."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import ArrayLike, NDArray
 
-from routeprof.dashboards.palette import PALETTES, Scheme, template
+from routeprof.dashboards.figures.palette import PALETTES, Scheme, template
 
 GRAPH_CONFIG: dict[str, Any] = {
     "displaylogo": False,

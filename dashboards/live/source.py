@@ -8,9 +8,9 @@ from pathlib import Path
 from time import monotonic, time
 
 import routeprof
-from routeprof.dashboards.activity import WAITING, Activity, activity
-from routeprof.dashboards.follower import Follower
-from routeprof.dashboards.spans import Span
+from routeprof.dashboards.live.activity import WAITING, Activity, activity
+from routeprof.dashboards.live.follower import Follower
+from routeprof.dashboards.live.spans import Span
 from routeprof.dashboards.state import duration
 from routeprof.errors import RouteprofError
 from routeprof.profile import Profile

@@ -9,9 +9,9 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from routeprof.dashboards.figures import line_at, new_figure, small
-from routeprof.dashboards.layer_figures import layer_axis
-from routeprof.dashboards.palette import PALETTES, Scheme
+from routeprof.dashboards.figures.common import line_at, new_figure, small
+from routeprof.dashboards.figures.layers import layer_axis
+from routeprof.dashboards.figures.palette import PALETTES, Scheme
 
 
 def ratios_by_layer(

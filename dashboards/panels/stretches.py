@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from routeprof.dashboards.spans import Span
+from routeprof.dashboards.live.spans import Span
 from routeprof.recording.fold import Key
 
 _SHORTEST = 1e-3

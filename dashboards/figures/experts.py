@@ -8,8 +8,8 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from routeprof.dashboards.figures import new_figure, small
-from routeprof.dashboards.palette import PALETTES, Scheme
+from routeprof.dashboards.figures.common import new_figure, small
+from routeprof.dashboards.figures.palette import PALETTES, Scheme
 
 
 def change_bars(points: NDArray[Any], experts: NDArray[Any], scheme: Scheme) -> go.Figure:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
-from routeprof.dashboards.spans import Span, Spans
-from routeprof.dashboards.thinning import thinned
+from routeprof.dashboards.live.spans import Span, Spans
+from routeprof.dashboards.live.thinning import thinned
 from routeprof.recording.fold import Totals, fold_part, merge, repeated
 from routeprof.recording.reader import Part, RecordingFiles
 from routeprof.recording.schema import RecordingInfo

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from routeprof.dashboards.expert_figures import mass_scatter
-from routeprof.dashboards.figures import blank
+from routeprof.dashboards.figures.common import blank
+from routeprof.dashboards.figures.experts import mass_scatter
 from routeprof.dashboards.view import Context, Filled, column, has_values
 from routeprof.metrics.gate import mean
 from routeprof.profile import Profile

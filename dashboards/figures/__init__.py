@@ -1,0 +1,1 @@
+"""Figures: arrays in, ``go.Figure`` out. Nothing here knows a recording or a page."""
