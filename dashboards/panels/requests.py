@@ -18,13 +18,15 @@ MOST_REQUESTS = 5000
 
 def requests(context: Context) -> Filled:
     """How far each request lies from all of them."""
-    whole, table = context.whole, pd.DataFrame()
-    if not has_tokens(whole):
+    profile, table = context.profile, pd.DataFrame()
+    if not has_tokens(profile):
         return Filled(blank(NEEDED, context.scheme), "", table)
-    if affordable(whole) < len(whole.captured):
+    if affordable(profile) < len(profile.captured):
         text = "There are too many tokens to draw while you wait; requests.csv has them."
         return Filled(blank(text, context.scheme), "", table)
-    table = whole.requests()
+    table = profile.requests()
+    if not len(table):
+        return Filled(blank("No requests in this selection.", context.scheme), "", table)
     if not has_values(table["divergence_from_all"].astype(float)):
         text = "Which request a token is of is not known in this recording."
         return Filled(blank(text, context.scheme), "", table)
@@ -39,8 +41,8 @@ def requests(context: Context) -> Filled:
     )
     caption = (
         "Jensen–Shannon divergence between a request's load and that of all requests, mean over "
-        "layers; all of the recording, whatever is selected. Short requests lie further away by "
-        "chance alone, about as the dashed line."
+        f"layers; {context.selection}. Short requests lie further away by chance alone, about as "
+        "the dashed line."
     )
     return Filled(figure, caption, table)
 
@@ -50,7 +52,7 @@ def chance_by_length(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Lengths between the shortest and the longest request, and what chance alone gives them."""
     lengths = np.geomspace(max(int(tokens.min()), 1), max(int(tokens.max()), 2), 60)
-    layers = [context.whole.info.layers[place] for place in context.whole.captured]
+    layers = [context.profile.info.layers[place] for place in context.profile.captured]
     each = [by_chance(layer.experts, lengths * layer.top_k) for layer in layers]
     chance = np.mean(each, axis=0)
     close = chance < 0.25  # beyond, the approximation no longer holds

@@ -51,7 +51,10 @@ def shot(
     )
     page.goto(url)
     drawn(page, figures)
-    page.wait_for_function("document.fonts.ready.then(() => true)")
+    # As tall as the page, so that the menu is, too.
+    height = page.evaluate("document.documentElement.scrollHeight")
+    page.set_viewport_size({"width": width, "height": max(height, 800)})
+    drawn(page, figures)
     page.screenshot(path=str(path), full_page=True)
     page.close()
 

@@ -207,16 +207,16 @@ def test_chance_is_what_samples_of_one_pool_show(experts: int, assignments: int)
 # -- requests
 
 
-def test_requests_are_those_of_the_report_whatever_is_selected(tokens: Path) -> None:
+def test_requests_are_those_of_the_report_of_the_selection(tokens: Path) -> None:
     view = context_of(tokens, phase="decode", tag="code")
     filled = prompts.fill(view).panels["requests"]
-    report = view.whole.requests()
+    report = view.whole.select(phase="decode", tag="code").requests()
     pd.testing.assert_frame_equal(filled.table, report)
     points = filled.figure.data[0]
     order = np.argsort(points.hovertext)
     assert points.x[order].tolist() == report["tokens"].tolist()
     assert points.y[order] == pytest.approx(report["divergence_from_all"])
-    assert len(report) == 6
+    assert len(report) == 3
 
 
 def test_too_many_tokens_to_wait_for(tokens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
