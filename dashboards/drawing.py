@@ -49,9 +49,11 @@ def context_of(library: Library, opened: Opened, view: View, scheme: Scheme) -> 
 
 def selected(opened: Opened) -> Profile | None:
     """The phase, tag and time of the recording that the numbers are of."""
-    profile, state = timed(opened), opened.state
     # A range in which the phase or the tag does not occur has no numbers, which is no error.
-    return None if profile is None else profile.narrowed(state.phase, state.tag)
+    state = opened.state
+    if opened.source is None:
+        return None
+    return opened.source.select(opened.reading, state.phase, state.tag, state.between)
 
 
 def timed(opened: Opened) -> Profile | None:

@@ -259,7 +259,12 @@ class Profile:
         Args:
             breakdown: rows for each phase and each tag as well as for all of them.
         """
-        return tables.layers_table(self, breakdown=breakdown)
+        # A copy each: the finding of one must not be the edit of another.
+        return tables.layers_table(self, breakdown=True) if breakdown else self._layers.copy()
+
+    @cached_property
+    def _layers(self) -> pd.DataFrame:
+        return tables.layers_table(self, breakdown=False)
 
     def experts(self, *, breakdown: bool = False) -> pd.DataFrame:
         """One row for each layer and expert."""

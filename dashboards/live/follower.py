@@ -13,7 +13,7 @@ from routeprof.recording.fold import Totals, fold_part, merge, repeated
 from routeprof.recording.reader import Part, RecordingFiles
 from routeprof.recording.schema import RecordingInfo
 
-TIMELINE_ROWS = 400_000
+TIMELINE_ROWS = 100_000
 """Rows of the timeline to keep; beyond, neighbouring windows are put together."""
 
 BATCH = 16

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic, time
+from typing import Any
 
 import routeprof
 from routeprof.dashboards.live.activity import WAITING, Activity, activity
@@ -19,8 +21,8 @@ from routeprof.recording.merge import open_recordings
 READ_SECONDS = 0.7
 """How long one look reads parts: the page comes at once and fills while the rest is read."""
 
-RANGES = 8
-"""Ranges of time whose sums are kept."""
+KEPT = 8
+"""Selections that are kept with all that was computed of them, the newest."""
 
 _PAUSE = 0.3
 
@@ -51,7 +53,7 @@ class Source:
         self.paths = tuple(Path(one) for one in (path, *more))
         self._lock = threading.Lock()
         self._folded: Follower | None = None
-        self._ranges: dict[tuple[int, tuple[float, float]], Profile] = {}
+        self._kept: OrderedDict[tuple[Any, ...], Profile] = OrderedDict()
         self._reading = Reading(0, None, "Not read yet.", WAITING)
         self._shown: object = None
         self._due = 0.0
@@ -96,17 +98,35 @@ class Source:
         Args:
             between: seconds since the first window's start.
         """
+        return self.select(reading, None, None, between)
+
+    def select(
+        self,
+        reading: Reading,
+        phase: str | None,
+        tag: str | None,
+        between: tuple[float, float] | None,
+    ) -> Profile | None:
+        """Like ``Profile.select``, for a range in seconds since the first window's start.
+
+        The same selection is the same object, with what was computed of it: many pages ask.
+        """
         if reading.profile is None:
             return None
-        key = (reading.version, between)
+        key = (reading.version, phase, tag, between)
         with self._lock:
-            if key not in self._ranges and self._folded is not None:
-                absolute = reading.profile.since_start(between)
-                totals = self._folded.between(absolute)
-                self._ranges[key] = replace(reading.profile, totals=totals, between=absolute)
-                while len(self._ranges) > RANGES:
-                    del self._ranges[next(iter(self._ranges))]
-            return self._ranges.get(key)
+            if key not in self._kept:
+                self._kept[key] = self._timed(reading.profile, between).narrowed(phase, tag)
+            self._kept.move_to_end(key)
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+            return self._kept[key]
+
+    def _timed(self, profile: Profile, between: tuple[float, float] | None) -> Profile:
+        if between is None or self._folded is None:
+            return profile
+        absolute = profile.since_start(between)
+        return replace(profile, totals=self._folded.between(absolute), between=absolute)
 
     def newest(self, reading: Reading, seconds: float) -> Profile:
         """The part of a reading whose windows ended in its last seconds."""

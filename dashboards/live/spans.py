@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from routeprof.dashboards.live.thinning import joined
 from routeprof.recording.fold import Totals, fold, merge
 from routeprof.recording.reader import Part
 from routeprof.recording.schema import RecordingInfo
 
-FEWEST, MOST = 16, 256
+FEWEST, MOST = 16, 128
 """Stretches that a recording is kept in; the more, the less of a range is read from disk."""
 
 BYTES = 256 << 20
@@ -24,6 +25,7 @@ class Span:
 
     Attributes:
         first, last: the lowest and the highest end of their windows, seconds since the epoch.
+        totals: their sum; in its timeline they are one window.
     """
 
     parts: tuple[Part, ...]
@@ -44,6 +46,7 @@ class Spans:
         ends = totals.windows.end
         if not len(ends):
             return
+        totals = replace(totals, windows=joined(totals.windows))
         self._spans.append(Span(tuple(parts), float(ends.min()), float(ends.max()), totals))
         room = BYTES // max(_bytes(totals), 1)
         while len(self._spans) > min(max(room, FEWEST), MOST):
@@ -52,12 +55,13 @@ class Spans:
 
     def _join(self, place: int) -> None:
         one, other = self._spans[place : place + 2]
+        totals = merge([one.totals, other.totals], self._info)
         self._spans[place : place + 2] = [
             Span(
                 one.parts + other.parts,
                 min(one.first, other.first),
                 max(one.last, other.last),
-                merge([one.totals, other.totals], self._info),
+                replace(totals, windows=joined(totals.windows)),
             )
         ]
 
@@ -66,7 +70,10 @@ class Spans:
         return tuple(sorted(self._spans, key=lambda span: span.first))
 
     def between(self, between: tuple[float, float]) -> Totals:
-        """What ``fold`` gives for windows that end in this range of seconds since the epoch."""
+        """What ``fold`` gives for windows that end in this range of seconds since the epoch.
+
+        But for the timeline, in which the windows of a stretch are one.
+        """
         low, high = between
         touched = [span for span in self._spans if span.first <= high and low < span.last]
         inside = [span for span in touched if _within(span, between)]

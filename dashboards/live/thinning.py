@@ -32,6 +32,11 @@ def thinned(windows: Windows, limit: int) -> tuple[Windows, bool]:
         width *= 2
 
 
+def joined(windows: Windows) -> Windows:
+    """One row for each rank, layer and key: all windows put together."""
+    return _joined(windows, np.zeros(len(windows.window), dtype=np.int64))
+
+
 def _joined(windows: Windows, bins: NDArray[np.int64]) -> Windows:
     """One row for each rank, bin, layer and key."""
     row = np.stack([windows.rank, bins, windows.layer, windows.key], axis=1)
