@@ -47,6 +47,11 @@ class Follower:
         return files.info == self.info and self._parts <= present
 
     @property
+    def damaged(self) -> int:
+        """Number of parts that could not be read; they may be restored in place."""
+        return len(self._unread)
+
+    @property
     def read(self) -> int:
         """Number of parts that were read."""
         return len(self._parts)

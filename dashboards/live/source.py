@@ -17,6 +17,7 @@ from routeprof.dashboards.state import duration
 from routeprof.errors import RouteprofError
 from routeprof.profile import Profile
 from routeprof.recording.merge import open_recordings
+from routeprof.recording.schema import INFO_FILE, RANK_FILE
 
 READ_SECONDS = 0.7
 """How long one look reads parts: the page comes at once and fills while the rest is read."""
@@ -24,7 +25,7 @@ READ_SECONDS = 0.7
 KEPT = 8
 """Selections that are kept with all that was computed of them, the newest."""
 
-_PAUSE = 0.3
+_PAUSE, _TICK = 0.3, 0.1
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Source:
         self._kept: OrderedDict[tuple[Any, ...], Profile] = OrderedDict()
         self._reading = Reading(0, None, "Not read yet.", WAITING)
         self._shown: object = None
+        self._seen: object = None
         self._due = 0.0
 
     def read(self) -> Reading:
@@ -163,10 +165,31 @@ class Source:
         self._due = end if self.behind else end + max(_PAUSE, 5 * (end - start))
 
     def _load(self, until: float) -> Profile:
+        stamps = self._stamps()
+        known = self._reading.profile
+        if known is not None and self._settled and stamps == self._seen:
+            return known  # listing ten thousand files takes as long as drawing a page
         files = open_recordings(self.paths)
+        self._seen = stamps
         if self._folded is None or not self._folded.belongs_to(files):
             self._folded = Follower(files.info)
         return Profile(files.info, self._folded.update(files, until), files)
+
+    @property
+    def _settled(self) -> bool:
+        """Whether all parts that were there are in the sums."""
+        return self._folded is not None and not self._folded.waiting and not self._folded.damaged
+
+    def _stamps(self) -> object:
+        """What changes whenever a rank appears, writes a part, or says something of itself."""
+        try:
+            ranks = sorted(rank for path in self.paths for rank in path.glob("rank-*"))
+            files = [path / INFO_FILE for path in self.paths] + [rank / RANK_FILE for rank in ranks]
+            times = {str(path): path.stat().st_mtime for path in (*self.paths, *ranks, *files)}
+        except OSError:
+            return object()  # something is missing or changes just now: look
+        # Clocks of file systems tick slowly: a second change in one tick would not be seen.
+        return times if max(times.values()) < time() - _TICK else object()
 
     def _progress(self) -> str:
         if self._folded is None or not self._folded.waiting:
