@@ -149,10 +149,9 @@ def _controls(app: Dash, library: Library) -> None:
 def _clicks(app: Dash, library: Library) -> None:
     """A click in a figure leads to what it shows: a layer, or an expert."""
 
-    def clicked(clicks: list[Any], search: str | None, path: str) -> tuple[Any, Any]:
-        state = library.open(search).state
-        view = next(view for view in VIEWS if view.path == path)
-        panels = {panel.name: panel for panel in view.panels}
+    def clicked(clicks: list[Any], search: str | None, path: str | None) -> tuple[Any, Any]:
+        state, view = library.open(search).state, view_at(path)
+        panels = {panel.name: panel for panel in view.panels} if view else {}
         figures = [item["id"]["figure"] for item in ctx.inputs_list[0]]
         targets = (
             click_target(panels[name], click, state)
@@ -166,7 +165,7 @@ def _clicks(app: Dash, library: Library) -> None:
         Output("url", "search", allow_duplicate=True),
         Input({"figure": ALL}, "clickData"),
         State("url", "search"),
-        State("view", "data"),
+        State("url", "pathname"),
         prevent_initial_call=True,
     )(clicked)
 

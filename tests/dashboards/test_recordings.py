@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import routeprof
-from routeprof.dashboards import create_app
-from routeprof.dashboards.serve import make_server
 from routeprof.dashboards.views import VIEWS
 from routeprof.report.csv import available, csv_text
 from tests.dashboards.made import Writer
@@ -145,7 +143,7 @@ def test_nothing_to_show(
 
 
 @pytest.fixture
-def two(folder: Path) -> Iterator[str]:
+def two(folder: Path, serve: Callable[[Path], str]) -> str:
     """A server of a directory that holds two recordings."""
     parent = folder / "runs"
     for number, name in enumerate(("monday", "week/tuesday")):
@@ -154,12 +152,7 @@ def two(folder: Path) -> Iterator[str]:
             for _ in range(3 + number):
                 writer.write()
             writer.stop()
-    server = make_server(create_app(parent), port=0)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.effective_port}"
-    server.close()
-    thread.join(timeout=10)
+    return serve(parent)
 
 
 def test_a_directory_of_recordings(open_page: Callable[..., Any], two: str) -> None:
