@@ -86,7 +86,7 @@ def compared(library: Library, opened: Opened) -> Against | None:
     if source is None or reading is None or reading.profile is None:
         return None
     state = opened.state
-    profile = reading.profile.narrowed(state.phase, state.tag)
+    profile = source.select(reading, state.phase, state.tag, None) or reading.profile
     if source.behind:
         library.look_again()
     return Against(name, profile, source.spans(), reading.message)
