@@ -36,6 +36,11 @@ def register(app: Dash, library: Library) -> None:
 
 
 _CLIENTSIDE: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
+    (
+        "beat",
+        Output("beat", "data"),
+        (Input("tick", "n_intervals"), State("looking", "data"), State("drawing", "data")),
+    ),
     ("openMenu", Output("shell", "navbar"), (Input("burger", "opened"), State("shell", "navbar"))),
     ("closeMenu", Output("burger", "opened"), (Input("url", "pathname"),)),
     (
@@ -59,11 +64,12 @@ def _tick(app: Dash, library: Library) -> None:
         Output("version", "data"),
         Output("activity", "children"),
         Output("said", "data"),
-        Input("tick", "n_intervals"),
+        Input("beat", "data"),
         Input("url", "search"),
         State("version", "data"),
         State("said", "data"),
         prevent_initial_call=True,
+        running=[(Output("looking", "data"), True, False)],
     )(tick)
 
 
@@ -231,4 +237,5 @@ def _draw(app: Dash, library: Library) -> None:
         Input("url", "search"),
         Input("theme", "data"),
         Input({"table": ALL}, "value"),
+        running=[(Output("drawing", "data"), True, False)],
     )(refresh)

@@ -43,6 +43,9 @@ def shell(title: str, opened: Opened, *, control: bool = False) -> Any:
             dcc.Store(id="theme"),
             dcc.Store(id="said", data=reading.activity.text),
             dcc.Interval(id="tick", interval=TICK_MS),
+            dcc.Store(id="beat"),
+            dcc.Store(id="looking", data=False),
+            dcc.Store(id="drawing", data=False),
             dmc.AppShell(
                 [
                     dmc.AppShellHeader(_header(opened.name, title, reading, control)),

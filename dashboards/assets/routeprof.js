@@ -20,8 +20,23 @@
     return { ...figure, layout };
   };
 
+  // A request that overtakes the one before makes Dash drop that one's answer: where answers take
+  // longer than a tick, nothing would ever be shown. So the next waits; but not for ever, as an
+  // answer that never came, of a server that was started again, is not told of either.
+  const PATIENCE = 30;
+  let waited = 0;
+  const beat = (ticks, looking, drawing) => {
+    if ((looking || drawing) && waited < PATIENCE) {
+      waited += 1;
+      return window.dash_clientside.no_update;
+    }
+    waited = 0;
+    return ticks;
+  };
+
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
     routeprof: {
+      beat,
       // The figures' colours come from the server: tell it whenever the scheme changes,
       // by the button or by the system.
       theme: () => {

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
 
 import routeprof
+from routeprof.dashboards import callbacks
+from routeprof.dashboards.drawing import draw
+from routeprof.dashboards.shell import TICK_MS
 from routeprof.dashboards.views import VIEWS
 from routeprof.report.csv import available, csv_text
 from tests.dashboards.made import Writer
@@ -69,7 +74,8 @@ def test_finished(open_page: Callable[..., Any], serve: Callable[[Path], str], k
     page = open_page()
     url = serve(kind)
     page.goto(f"{url}/overview")
-    page.get_by_text("Still reading").wait_for(state="detached", timeout=120_000)
+    drawn(page, 1)  # what is still to be read is said with the first figure
+    page.get_by_text("Still reading").wait_for(state="detached", timeout=300_000)
     visit(page, url)
 
 
@@ -89,8 +95,9 @@ def test_downloads_are_the_reports(
             assert answer.body() == csv_text(profile, name).encode(), name
 
 
-def test_live(open_page: Callable[..., Any], serve: Callable[[Path], str], folder: Path) -> None:
-    path = folder / "live"
+@contextmanager
+def growing(path: Path) -> Iterator[None]:
+    """A recording that is written to all the time."""
     writer, done = Writer(path), threading.Event()
     writer.write()
 
@@ -103,10 +110,38 @@ def test_live(open_page: Callable[..., Any], serve: Callable[[Path], str], folde
     thread = threading.Thread(target=grow)
     thread.start()
     try:
-        visit(open_page(), serve(path))
+        yield
     finally:
         done.set()
         thread.join()
+
+
+def test_live(open_page: Callable[..., Any], serve: Callable[[Path], str], folder: Path) -> None:
+    with growing(folder / "live"):
+        visit(open_page(), serve(folder / "live"))
+
+
+def test_live_on_a_slow_machine(
+    open_page: Callable[..., Any],
+    serve: Callable[[Path], str],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Dash drops an answer that a newer request has overtaken: each must come to its end."""
+
+    def slow(*arguments: Any) -> Any:
+        sleep(2 * TICK_MS / 1000 + 0.5)  # the work of a slow machine
+        return draw(*arguments)
+
+    monkeypatch.setattr(callbacks, "draw", slow)
+    with growing(folder / "slow"):
+        page = open_page()
+        page.goto(f"{serve(folder / 'slow')}/overview")
+        drawn(page, 1)
+        first = page.locator(".card").first.inner_text()
+        page.wait_for_function(
+            "before => document.querySelector('.card').innerText !== before", arg=first
+        )
 
 
 @pytest.mark.parametrize("state", ["no directory", "no window", "broken", "not a recording"])
