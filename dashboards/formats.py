@@ -83,7 +83,9 @@ def seconds(value: Any) -> str:
 
 
 def time_range(low: float, high: float) -> str:
-    """A range of seconds: ``12.5 to 40 s``."""
+    """A range of seconds: ``12.5 to 40 s``, or ``from 12.5 s on`` where it has no end."""
+    if math.isinf(high):
+        return f"from {low:,.10g} s on"
     return f"{low:,.10g} to {high:,.10g} s"
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
+from routeprof.errors import UsageError
 from routeprof.profile import Profile
 from routeprof.tables import tag_name
+from routeprof.timerange import RANGE_TEXT, parse_range, range_text
 
 ALL = "all"
 
@@ -29,7 +31,8 @@ class ViewState:
     Attributes:
         run: name of the recording, where several are open.
         phase, tag: what the numbers are of; None for all.
-        between: windows that end in this range, in seconds since the first one's start.
+        between: windows that end in this range, in seconds since the first one's start; its end
+            is infinite where it has none.
         layer: index of the layer to look at.
         expert: the expert of that layer to look at.
         measure: what the heatmap shows, a key of MEASURES.
@@ -75,7 +78,7 @@ def _text(value: object) -> str:
     if value is None:
         return ALL
     if isinstance(value, tuple):
-        return "-".join(_text(round(item, 3)) for item in value)
+        return range_text(value)
     return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
@@ -114,7 +117,7 @@ def control_value(name: str, state: ViewState, profile: Profile | None) -> Any:
     The slider of factors counts those recorded; that of time holds a range also for all of it.
     """
     if name == "between":
-        return list(state.between or (0.0, time_stops(profile)[0]))
+        return _on_slider(state.between or (0.0, math.inf), profile)
     if name != "factor":
         return _text(getattr(state, name))
     if profile is None:
@@ -126,10 +129,19 @@ def control_value(name: str, state: ViewState, profile: Profile | None) -> Any:
 def reaching(value: Any, end: Any) -> list[float] | None:
     """A range of the slider; None for all of what it could reach when it was drawn.
 
-    A recording that grows is longer by now, and all of then would be a part of it.
+    A recording that grows is longer by now, and all of then would be a part of it: a range up to
+    the slider's end has none.
     """
-    low, high = (float(item) for item in value)
-    return None if low <= 0 and high >= float(end) else [low, high]
+    low, high = float(value[0]), float(value[1])
+    if high < float(end):
+        return [low, high]
+    return None if low <= 0 else [low, math.inf]
+
+
+def _on_slider(between: Sequence[float], profile: Profile | None) -> list[float]:
+    """A range as the slider can show it, which has an end."""
+    low, high = between
+    return [low, min(high, max(low, time_stops(profile)[0]))]
 
 
 def time_stops(profile: Profile | None) -> tuple[float, float]:
@@ -157,7 +169,8 @@ def with_controls(
 ) -> ViewState:
     """The state after the reader used a control; an impossible value changes nothing."""
     for name, value in values.items():
-        if value != control_value(name, state, profile):
+        shown = _on_slider(value, profile) if name == "between" and value else value
+        if shown != control_value(name, state, profile):
             text = _control_text(name, value, profile)
             state = _with(state, name, text, profile) or state
     return state
@@ -197,10 +210,9 @@ def _changed(state: ViewState, name: str, value: Any) -> ViewState:
 
 def _range(text: str) -> tuple[float, float] | None:
     try:
-        low, high = (float(item) for item in text.split("-"))
-    except ValueError:
+        return parse_range(text)
+    except UsageError:
         return None
-    return (low, high) if 0 <= low < high < float("inf") else None
 
 
 def _ranks(text: str) -> int | None:
@@ -228,7 +240,7 @@ _CHECKS: dict[str, Callable[[str], Any]] = {
 }
 _CHOICES = {"measure": MEASURES, "order": ORDERS, "placement": PLACEMENTS}
 _REMEDIES = {
-    "between": "a range is two numbers of seconds, such as 10-60",
+    "between": f"a range is {RANGE_TEXT}",
     "ranks": f"a number of ranks is from 1 to {MOST_RANKS}",
     "run": "a recording has a name of at most 300 characters",
     "against": "a recording has a name of at most 300 characters",

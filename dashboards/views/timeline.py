@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import numpy as np
@@ -141,6 +142,8 @@ def with_range(figure: go.Figure, context: Context, scale: float) -> go.Figure:
     figure.update_layout(dragmode="select", selectdirection="h")
     if context.state.between is not None:
         low, high = context.state.between
+        if math.isinf(high):
+            high = max(low, duration(context.whole))
         colours = PALETTES[context.scheme]
         figure.add_vrect(
             x0=low / scale, x1=high / scale, fillcolor=colours.blue, opacity=0.14, line_width=0

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from routeprof.profile import Profile
 
 from routeprof.errors import UsageError
+from routeprof.timerange import parse_range
 from routeprof.topology import LEVELS
 
 Directory = Annotated[Path, typer.Argument(help="The recording.", show_default=False)]
@@ -20,7 +21,7 @@ Out = Annotated[
 Between = Annotated[
     str | None,
     typer.Option(
-        help="Only windows that end in this range of seconds since the start, such as 10-60."
+        help="Only windows that end in this range of seconds since the start, such as 10-60 or 10-."
     ),
 ]
 Level = Annotated[str, typer.Option(help="windows, steps or tokens.")]
@@ -46,15 +47,5 @@ def selected(profile: Profile, phase: str | None, tag: str | None, between: str 
     Raises:
         UsageError: the phase or the tag does not occur, or the range is none.
     """
-    absolute = None if between is None else profile.since_start(_range(between))
+    absolute = None if between is None else profile.since_start(parse_range(between))
     return profile.select(phase=phase, tag=tag, between=absolute)
-
-
-def _range(text: str) -> tuple[float, float]:
-    try:
-        low, high = (float(part) for part in text.split("-"))
-    except ValueError:
-        low, high = 0.0, 0.0
-    if not 0 <= low < high:
-        raise UsageError(f"{text!r} is no range; write two numbers of seconds, such as 10-60")
-    return low, high

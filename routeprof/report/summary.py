@@ -225,12 +225,14 @@ def selection(profile: Profile) -> list[str]:
     """What of the recording the profile is about; nothing for all of it."""
     chosen = [f"{k} {v}" for k, v in (("phase", profile.phase), ("tag", profile.tag)) if v]
     if profile.between is not None:
-        first, last = (
-            datetime.fromtimestamp(time, UTC).isoformat(timespec="seconds")
-            for time in profile.between
-        )
-        chosen.append(f"from {first} to {last}")
+        first, last = profile.between
+        end = f"to {_moment(last)}" if last < math.inf else "on"
+        chosen.append(f"from {_moment(first)} {end}")
     return chosen
+
+
+def _moment(time: float) -> str:
+    return datetime.fromtimestamp(time, UTC).isoformat(timespec="seconds")
 
 
 def key_figures(profile: Profile, rows: pd.DataFrame) -> list[tuple[str, str, str]]:
@@ -292,8 +294,8 @@ def _layers_line(profile: Profile) -> str:
 def summary_json(profile: Profile, now: float | None = None) -> dict[str, Any]:
     """The summary as plain data for ``json.dumps``.
 
-    No value is null; so is infinity, which only ``hot_cold_ratio`` can be, where
-    ``dead_experts`` is above 0.
+    No value is null; so is infinity, which only two can be: ``hot_cold_ratio``, where
+    ``dead_experts`` is above 0, and the end of ``between``.
     """
     rows, (cost, busy) = layer_rows(profile), own_cost(profile)
     summary = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,16 @@ def test_a_range_of_time(cli: Cli, recording: Path):
     ratios = [layer["imbalance_ratio"] for layer in everything["layers"]]
     assert ratios == profile.layers()["imbalance_ratio"].tolist()
     assert [layer["imbalance_ratio"] for layer in nothing["layers"]] == [None] * len(ratios)
+
+
+def test_a_range_of_time_without_an_end(cli: Cli, recording: Path):
+    whole = json.loads(cli("summary", recording, "--json").stdout)
+    data = json.loads(cli("summary", recording, "--json", "--between", "0-").stdout)
+    assert data["between"][1] is None
+    assert data["layers"] == whole["layers"]
+    done = cli("summary", recording, "--between", "0.5-")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"selected +from \S+ on", done.stdout)
 
 
 def test_report_writes_csv_page_and_figures(cli: Cli, recording: Path, tmp_path: Path):

@@ -402,7 +402,7 @@ def test_the_time_slider_works_by_keyboard(open_page: Callable[..., Any], url: s
     slider = page.get_by_role("slider", name="From, seconds")
     for _ in range(2):
         slider.press("ArrowRight")
-    expect(page).to_have_url(re.compile(r"between=2-8"))
+    expect(page).to_have_url(re.compile(r"between=2-$"))
     for _ in range(2):
         slider.press("ArrowLeft")
     expect(page).not_to_have_url(re.compile("between="))

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import routeprof
@@ -33,6 +35,7 @@ def profile(recorded: Path) -> Profile:
         ViewState(tag="untagged"),
         ViewState(between=(0.0, 2.5), run="a/b", against="c"),
         ViewState(between=(12345.678, 23456.789)),
+        ViewState(between=(2.5, math.inf)),
         ViewState(layer=6, expert=15, ranks=4, placement="striped"),
     ],
 )
@@ -109,8 +112,27 @@ def test_the_scrubber_holds_a_range_also_for_all_of_the_time(profile: Profile) -
 
 def test_all_that_a_slider_could_reach_is_no_range_of_a_longer_recording() -> None:
     assert reaching([0, 3.5], 3.5) is None
-    assert reaching([0.5, 3.5], 3.5) == [0.5, 3.5]
+    assert reaching([0.5, 3.5], 3.5) == [0.5, math.inf]
+    assert reaching([0.5, 3], 3.5) == [0.5, 3.0]
     assert reaching([0, 3], 3.5) == [0.0, 3.0]
+
+
+@pytest.mark.parametrize("between", [(2.0, math.inf), (2.0, 8.0), (2.0, 9.0), (9.0, 12.0)])
+def test_a_slider_that_nobody_moved_changes_nothing(
+    between: tuple[float, float], profile: Profile
+) -> None:
+    """Drawn anew it says what it shows, whose end is not the range's."""
+    state = ViewState(between=between)
+    shown = control_value("between", state, profile)
+    assert np.isfinite(shown).all()
+    assert with_controls(state, {"between": reaching(shown, duration(profile))}, profile) == state
+
+
+def test_a_slider_moved_away_from_its_end_gives_the_range_an_end(profile: Profile) -> None:
+    state = ViewState(between=(2.0, math.inf))
+    moved = with_controls(state, {"between": reaching([2, 5], 8.0)}, profile)
+    assert moved == ViewState(between=(2.0, 5.0))
+    assert with_controls(moved, {"between": reaching([2, 8], 8.0)}, profile) == state
 
 
 def test_the_slider_counts_factors_and_rests_at_the_usual_one(profile: Profile) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -288,6 +289,14 @@ def test_a_range_of_time_filters_every_view_but_the_timeline(context: Make) -> N
     shaded = timeline.fill(view).panels["tokens_time"]
     assert len(shaded.table) == 8
     assert [shape.x1 for shape in shaded.figure.layout.shapes] == [3.0]
+
+
+def test_a_range_without_an_end_is_shaded_up_to_the_last_window(context: Make) -> None:
+    view, with_end = context(between=(3.0, math.inf)), context(between=(3.0, 8.0))
+    pd.testing.assert_frame_equal(view.layers, with_end.layers)
+    assert "from 3 s on" in heatmap.heatmap(view).caption
+    (shape,) = timeline.fill(view).panels["tokens_time"].figure.layout.shapes
+    assert (shape.x0, shape.x1) == (3.0, 8.0)
 
 
 def test_each_term_explains_itself() -> None:

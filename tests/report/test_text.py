@@ -197,6 +197,8 @@ def test_what_is_selected_is_said(profile):
     part = replace(profile.select(phase="decode"), between=(0.0, 86400.0))
     line = "phase decode, from 1970-01-01T00:00:00+00:00 to 1970-01-02T00:00:00+00:00"
     assert f"selected         {line}" in text.summary_text(part)
+    part = replace(profile, between=(0.0, math.inf))
+    assert "selected         from 1970-01-01T00:00:00+00:00 on" in text.summary_text(part)
 
 
 def test_missing_parts_come_first(counts):
