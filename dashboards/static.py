@@ -20,6 +20,7 @@ from routeprof.dashboards.preview import context_for
 from routeprof.dashboards.view import Content, Filled, Panel, View
 from routeprof.dashboards.views import VIEWS
 from routeprof.profile import Profile
+from routeprof.report.files import write_text
 
 MOST_ROWS = 300
 """Rows of a figure's table; the CSV files have them all."""
@@ -63,10 +64,7 @@ window.addEventListener("beforeprint", () =>
 
 def write_page(profile: Profile, path: str | Path, *, now: float | None = None) -> Path:
     """Write every view of the dashboard to a file, whose directory is made; returns the file."""
-    file = Path(path)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(page(profile, now=now), encoding="utf-8", newline="\n")
-    return file
+    return write_text(path, page(profile, now=now))
 
 
 def page(profile: Profile, *, now: float | None = None) -> str:

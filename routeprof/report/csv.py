@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from routeprof.diagnose import layer_list
+from routeprof.report.files import write_text
 
 if TYPE_CHECKING:
     from routeprof.profile import Profile
@@ -99,10 +100,5 @@ def csv_text(profile: Profile, name: str) -> str:
 
 def write_csv(profile: Profile, directory: Path) -> list[Path]:
     """Write every report that the recording can give; returns the files."""
-    directory.mkdir(parents=True, exist_ok=True)
-    files = []
-    for name in available(profile):
-        path = directory / f"{name}.csv"
-        path.write_bytes(csv_text(profile, name).encode("utf-8"))
-        files.append(path)
-    return files
+    names = available(profile)
+    return [write_text(directory / f"{name}.csv", csv_text(profile, name)) for name in names]

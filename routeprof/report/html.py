@@ -16,6 +16,7 @@ import pandas as pd
 
 from routeprof.diagnose import Finding, layer_list
 from routeprof.report.figures import CAPTIONS, INK, figures, save
+from routeprof.report.files import write_text
 from routeprof.report.summary import (
     DROPS,
     group_rows,
@@ -83,10 +84,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 def write_html(profile: Profile, path: str | Path, *, now: float | None = None) -> Path:
     """Write the report to a file, whose directory is made; returns the file."""
-    file = Path(path)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(html_text(profile, now=now), encoding="utf-8", newline="\n")
-    return file
+    return write_text(path, html_text(profile, now=now))
 
 
 def html_text(profile: Profile, *, now: float | None = None) -> str:
