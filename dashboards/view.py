@@ -17,6 +17,7 @@ from routeprof.dashboards.live.activity import Activity
 from routeprof.dashboards.live.spans import Span
 from routeprof.dashboards.state import ViewState, usual_factor
 from routeprof.profile import Profile
+from routeprof.tables import column as column
 from routeprof.topology import Layer
 
 
@@ -200,8 +201,3 @@ class View:
 def has_values(values: Any) -> bool:
     """Whether at least one value is known."""
     return bool(len(values)) and bool(np.isfinite(np.asarray(values, dtype=float)).any())
-
-
-def column(frame: pd.DataFrame, name: str) -> Any:
-    """A column as floats, NaN where there is no value."""
-    return frame[name].astype("Float64").to_numpy(dtype=float, na_value=np.nan)

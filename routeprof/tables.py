@@ -260,6 +260,11 @@ def framed(
     return frame.sort_values(list(keys), kind="stable").reset_index(drop=True)
 
 
+def column(table: pd.DataFrame, name: str) -> NDArray[Any]:
+    """A column as floats, NaN where there is no value."""
+    return table[name].astype("Float64").to_numpy(dtype=float, na_value=np.nan)
+
+
 # -- experts.csv
 
 

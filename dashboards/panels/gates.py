@@ -8,9 +8,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from routeprof.dashboards.figures.common import blank
 from routeprof.dashboards.figures.experts import mass_scatter
-from routeprof.dashboards.view import Context, Filled, column, has_values
+from routeprof.dashboards.view import Context, Filled, has_values
 from routeprof.metrics.gate import mean
 from routeprof.profile import Profile
+from routeprof.tables import column
 from routeprof.topology import Layer
 
 GATE_TABLE = "expert share probability_mass mean_weight".split()

@@ -19,10 +19,10 @@ from routeprof.dashboards.view import (
     Filled,
     Panel,
     View,
-    column,
     has_values,
 )
 from routeprof.recording.reader import RankFiles
+from routeprof.tables import column
 
 TABLE = "layer state coverage tokens assignments invalid layer_name".split()
 RANKS = "rank rank_state age problems cost_seconds busy_seconds own_cost".split()

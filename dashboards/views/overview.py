@@ -18,10 +18,10 @@ from routeprof.dashboards.view import (
     Filled,
     Panel,
     View,
-    column,
     has_values,
 )
 from routeprof.diagnose import HOT_IMBALANCE
+from routeprof.tables import column
 
 WORST_ROWS = 8
 WORST_COLUMNS = (

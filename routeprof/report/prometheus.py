@@ -24,6 +24,8 @@ from prometheus_client.registry import Collector
 from routeprof.capture.control import health
 from routeprof.metrics.gemm import small_gemm_share
 from routeprof.profile import Profile
+from routeprof.recording.fold import Totals
+from routeprof.tables import column
 
 RECENT_SECONDS = 60.0
 """Gauges are of windows that ended at most so long before the newest one."""
@@ -132,23 +134,25 @@ def server(registry: CollectorRegistry, host: str, port: int) -> ThreadingHTTPSe
 # -- reading the numbers
 
 
+def _phases(profile: Profile) -> Iterator[tuple[str, Totals]]:
+    """Each phase and what is of it."""
+    for phase in profile.phases:
+        yield phase, profile.narrowed(phase, None).totals
+
+
 def _by_phase(name: str) -> Callable[[Snapshot], Iterator[Sample]]:
     """A sum of the layer with the most of it, by phase."""
 
     def read(snapshot: Snapshot) -> Iterator[Sample]:
-        totals = snapshot.whole.totals
-        for phase in snapshot.whole.phases:
-            rows = [number for number, key in enumerate(totals.keys) if key[0] == phase]
-            yield (phase,), float(totals.sums[name][rows].sum(0).max())
+        for phase, totals in _phases(snapshot.whole):
+            yield (phase,), float(totals.sums[name].sum(0).max())
 
     return read
 
 
 def _assignments(snapshot: Snapshot) -> Iterator[Sample]:
-    totals = snapshot.whole.totals
-    for phase in snapshot.whole.phases:
-        rows = [number for number, key in enumerate(totals.keys) if key[0] == phase]
-        yield (phase,), float(totals.lists["counts"][rows].sum())
+    for phase, totals in _phases(snapshot.whole):
+        yield (phase,), float(totals.lists["counts"].sum())
 
 
 def _invalid(snapshot: Snapshot) -> Iterator[Sample]:
@@ -174,16 +178,12 @@ def _over_layers(name: str, over: Callable[[Any], Any]) -> Callable[[Snapshot], 
     """A column of ``Profile.layers`` of the newest stretch; nothing where nothing was routed."""
 
     def read(snapshot: Snapshot) -> Iterator[Sample]:
-        values = _column(snapshot.layers, name)
+        values = column(snapshot.layers, name)
         known = values[np.isfinite(values)]
         if len(known):
             yield (), float(over(known))
 
     return read
-
-
-def _column(table: pd.DataFrame, name: str) -> Any:
-    return table[name].astype("Float64").to_numpy(dtype=float, na_value=np.nan)
 
 
 def _coverage(snapshot: Snapshot) -> Iterator[Sample]:
@@ -218,7 +218,7 @@ def _newest(snapshot: Snapshot) -> Iterator[Sample]:
 
 def _imbalance(snapshot: Snapshot) -> Iterator[Sample]:
     table = snapshot.layers
-    for layer, ratio in zip(table["layer"], _column(table, "imbalance_ratio"), strict=True):
+    for layer, ratio in zip(table["layer"], column(table, "imbalance_ratio"), strict=True):
         if np.isfinite(ratio):
             yield (str(layer),), float(ratio)
 
