@@ -11,9 +11,12 @@ from routeprof.capture.layout import DEFAULT_CAPACITY_FACTORS, Layout
 from routeprof.capture.recorder import Recorder
 from routeprof.capture.rings import StepRing, TokenRing
 from routeprof.capture.steps import StepCapture
+from routeprof.recording.reader import open_recording
 from routeprof.recording.schema import RecordingInfo
 from routeprof.topology import LEVELS, Layer, RankRole
-from tests.capture.oracle import CPU, Step, begin, call
+from tests.capture.oracle import CPU, Step, begin, call, layers_of, random_step
+
+LAYERS = layers_of((8, 2), (6, 3))
 
 NEVER = 3600.0
 """Seconds between windows that the drain thread would write by itself."""
@@ -65,6 +68,16 @@ def serve(capture: StepCapture, step: Step, *, fresh: bool = False) -> None:
     for one in step.calls:
         call(capture, one)
     capture.end()
+
+
+def some(random, **facts) -> Step:
+    """A step of ``LAYERS``, four rows."""
+    return random_step(random, LAYERS, 2, 2, **facts)
+
+
+def problems(path: Path) -> dict:
+    """What the recording's first rank says went wrong."""
+    return open_recording(path).ranks[0].state.problems
 
 
 def loads(layers: tuple[Layer, ...], steps: list[Step]) -> list[np.ndarray]:

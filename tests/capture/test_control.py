@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from time import monotonic, time
 
-import numpy as np
 import pytest
 
 import routeprof
@@ -22,25 +21,10 @@ from routeprof.capture.recorder import Recording
 from routeprof.errors import NotARecordingError
 from routeprof.recording.schema import RankState
 from routeprof.topology import RankRole
-from tests.capture.oracle import begin, call, layers_of, random_step
-from tests.capture.recordings import recorder_of, same_loads, serve
+from tests.capture.oracle import begin, call
+from tests.capture.recordings import LAYERS, recorder_of, same_loads, serve, some
 
-LAYERS = layers_of((8, 2), (6, 3))
 PATIENCE = 60.0
-
-
-@pytest.fixture
-def random():
-    return np.random.default_rng(41)
-
-
-@pytest.fixture
-def path(tmp_path) -> Path:
-    return tmp_path / "recording"
-
-
-def some(random):
-    return random_step(random, LAYERS, 2, 2)
 
 
 def until(true: Callable[[], bool]) -> None:
