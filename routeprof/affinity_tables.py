@@ -1,8 +1,9 @@
-"""Which experts go together: the tables of affinity.csv and repetition.csv (level tokens)."""
+"""Which experts go together: affinity.csv, transitions.csv and repetition.csv (level tokens)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,13 +11,17 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from routeprof.metrics import affinity
-from routeprof.token_parts import TokenTable, of_rank
+from routeprof.token_parts import TokenTable, of_rank, side_by_side
 from routeprof.topology import Layer
 
 if TYPE_CHECKING:
     from routeprof.profile import Profile
 
 AFFINITY_COLUMNS = "layer expert partner together together_expected lift lift_random".split()
+TRANSITION_COLUMNS = (
+    "layer expert next_layer next_expert together together_expected lift next_share "
+    "next_share_random"
+).split()
 REPETITION_COLUMNS = (
     "layer repetition_first repetition_first_random repetition_any repetition_any_random"
 ).split()
@@ -80,14 +85,60 @@ def affinity_table(profile: Profile) -> pd.DataFrame:
 def _partners(layer: Layer, found: Pairs) -> pd.DataFrame:
     together = found.together.copy()
     np.fill_diagonal(together, 0)
+    cells = _listed(together)
+    columns = (layer.index, *cells, together[cells], found.expected[cells], found.lifts[cells])
+    names = zip(AFFINITY_COLUMNS, (*columns, found.random), strict=True)
+    return pd.DataFrame(dict(names), index=range(len(cells[0])))
+
+
+def _listed(together: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows and columns of the pairs that met, of each row at most ``MOST_PARTNERS``."""
     most = np.argsort(-together, axis=1, kind="stable")[:, :MOST_PARTNERS]
     listed = np.zeros(together.shape, dtype=bool)
     np.put_along_axis(listed, most, values=True, axis=1)
-    expert, partner = np.nonzero(listed & (together > 0))
-    cells = (expert, partner)
-    columns = (layer.index, *cells, together[cells], found.expected[cells], found.lifts[cells])
-    names = zip(AFFINITY_COLUMNS, (*columns, found.random), strict=True)
+    one, other = np.nonzero(listed & (together > 0))
+    return one, other
+
+
+def transition_table(profile: Profile) -> pd.DataFrame:
+    """One row for each layer, expert, and expert that its tokens chose in the next layer.
+
+    The next layer is the next one with tokens. Of an expert whose tokens go to more experts, the
+    ``MOST_PARTNERS`` with the most of them.
+
+    Raises:
+        LevelRequiredError: the recording has no tokens.
+    """
+    tables = ((profile.layer(index), profile.tokens(index)) for index in profile.layer_indices)
+    busy = ((layer, table) for layer, table in tables if len(table.ids))
+    frames = [_successors(*here, *there) for here, there in pairwise(busy)]
+    frames = [frame for frame in frames if len(frame)]
+    if not frames:
+        return pd.DataFrame(columns=TRANSITION_COLUMNS)
+    return pd.concat(frames, ignore_index=True)
+
+
+def _successors(
+    layer: Layer, tokens: TokenTable, following: Layer, theirs: TokenTable
+) -> pd.DataFrame:
+    found = transitions(layer, tokens, following, theirs)
+    expert, successor = cells = _listed(found.together)
+    random = following.top_k / following.experts
+    columns = (
+        *(layer.index, expert, following.index, successor),
+        *(values[cells] for values in (found.together, found.expected, found.lift, found.shares)),
+        random,
+    )
+    names = zip(TRANSITION_COLUMNS, columns, strict=True)
     return pd.DataFrame(dict(names), index=range(len(expert)))
+
+
+def transitions(
+    layer: Layer, tokens: TokenTable, following: Layer, theirs: TokenTable
+) -> affinity.Transitions:
+    """Where the tokens of a layer go in a following one, of the tokens that both know."""
+    here, there = side_by_side(tokens, theirs)
+    return affinity.transitions(here.ids, there.ids, layer.experts, following.experts)
 
 
 def repetition_table(profile: Profile) -> pd.DataFrame:

@@ -14,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from routeprof import tables, timetables
-from routeprof.affinity_tables import affinity_table, repetition_table
+from routeprof.affinity_tables import affinity_table, repetition_table, transition_table
 from routeprof.detail import StepTable, read_steps
 from routeprof.diagnose import Finding, findings
 from routeprof.errors import EmptyRecordingError, LevelRequiredError, UsageError
@@ -350,6 +350,15 @@ class Profile:
         """
         self._detail("tokens")
         return affinity_table(self)
+
+    def transitions(self) -> pd.DataFrame:
+        """Where an expert's tokens go in the next layer, one row a pair of experts (level tokens).
+
+        Raises:
+            LevelRequiredError: the recording has no tokens.
+        """
+        self._detail("tokens")
+        return transition_table(self)
 
     def repetition(self) -> pd.DataFrame:
         """How often a request's next token keeps an expert, one row a layer (level tokens).

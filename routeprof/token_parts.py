@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -106,6 +106,29 @@ def last_places(keys: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[n
     order = np.argsort(keys, kind="stable")
     found = order[np.searchsorted(keys, wanted, side="right", sorter=order) - 1]
     return np.where(keys[found] == wanted, found, -1)
+
+
+def side_by_side(here: TokenTable, there: TokenTable) -> tuple[TokenTable, TokenTable]:
+    """Rows of the same tokens in two layers.
+
+    Of the steps that have as many rows in both layers, the rows whose request and position agree.
+    """
+    steps, theirs = of_rank(here.rank, here.step), of_rank(there.rank, there.step)
+    numbers, counts = np.unique(steps, return_counts=True)
+    their_numbers, their_counts = np.unique(theirs, return_counts=True)
+    common, first, second = np.intersect1d(
+        numbers, their_numbers, assume_unique=True, return_indices=True
+    )
+    both = common[counts[first] == their_counts[second]]
+    one, other = _only(here, np.isin(steps, both)), _only(there, np.isin(theirs, both))
+    same = (one.request == other.request) & (one.position == other.position)
+    return _only(one, same), _only(other, same)
+
+
+def _only(table: TokenTable, rows: NDArray[np.bool_]) -> TokenTable:
+    """Some of the rows."""
+    arrays = (item.name for item in fields(TokenTable) if item.name != "unread")
+    return TokenTable(**{name: getattr(table, name)[rows] for name in arrays}, unread=table.unread)
 
 
 def _runs(parts: TokenParts, profile: Profile, layer: Layer) -> pa.Table | None:

@@ -1,4 +1,4 @@
-"""affinity.csv and repetition.csv against loops over every token's ids."""
+"""affinity.csv, transitions.csv and repetition.csv against loops over every token's ids."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import routeprof
@@ -14,13 +15,14 @@ from routeprof import affinity_tables
 from routeprof.errors import LevelRequiredError
 from routeprof.profile import Profile
 from routeprof.report.csv import available, csv_text
+from routeprof.token_parts import TokenTable
 from tests.capture.oracle import layers_of, random_step
 from tests.capture.recordings import recorder_of, serve
 
 LAYERS = layers_of((8, 2), (12, 4), (4, 1), (5, 3))
 """The last one's hooks never run."""
 
-NAMES = ("affinity", "repetition")
+NAMES = ("affinity", "transitions", "repetition")
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +94,85 @@ def test_of_many_partners_the_most_frequent(whole: Profile, monkeypatch: pytest.
     )
 
 
+def moves_of(profile: Profile, one: int, other: int) -> tuple[list[set[int]], list[set[int]]]:
+    """Valid ids of the same tokens in two layers, of those that have some in both."""
+    here, there = (
+        {row[:2]: {number for number in row[2] if number >= 0} for row in chosen(profile, layer)}
+        for layer in (one, other)
+    )
+    both = [place for place in here if here[place] and there.get(place)]
+    return [here[place] for place in both], [there[place] for place in both]
+
+
+def test_transitions_are_those_of_a_loop(profile: Profile):
+    table = profile.transitions()
+    pairs = table[["layer", "next_layer"]].drop_duplicates().to_numpy().tolist()
+    assert pairs == [[0, 10], [10, 20]]
+    for layer, following in itertools.pairwise(LAYERS[:3]):
+        here, there = moves_of(profile, layer.index, following.index)
+        together = Counter(
+            pair
+            for ids, later in zip(here, there, strict=True)
+            for pair in itertools.product(ids, later)
+        )
+        before, after = (Counter(itertools.chain(*ids)) for ids in (here, there))
+        own = table[table["layer"] == layer.index].set_index(["expert", "next_expert"])
+        assert own["together"].to_dict() == together
+        for (one, other), row in own.iterrows():
+            share = together[one, other] / before[one]
+            assert row["next_share"] == pytest.approx(share)
+            expected = before[one] * after[other] / len(here)
+            assert row["together_expected"] == pytest.approx(expected)
+            assert row["lift"] == pytest.approx(share / (after[other] / len(here)))
+        random = following.top_k / following.experts
+        assert own["next_share_random"].unique() == pytest.approx([random])
+    # A token takes one expert of the last of them, whichever it took before.
+    sums = table[table["layer"] == 10].groupby("expert")["next_share"].sum()
+    assert sums.to_numpy() == pytest.approx(1)
+
+
+def test_of_many_successors_the_most_frequent(whole: Profile, monkeypatch: pytest.MonkeyPatch):
+    every = whole.transitions()
+    monkeypatch.setattr(affinity_tables, "MOST_PARTNERS", 3)
+    kept = [
+        own.sort_values(["together", "next_expert"], ascending=[False, True]).head(3)
+        for _, own in every.groupby(["layer", "expert"])
+    ]
+    expected = pd.concat(kept).sort_values(["layer", "expert", "next_expert"], ignore_index=True)
+    assert len(expected) < len(every)
+    pd.testing.assert_frame_equal(whole.transitions(), expected)
+
+
+def test_the_next_layer_is_the_next_one_that_ran_in_the_same_steps(tmp_path: Path):
+    recorder, capture = recorder_of(tmp_path / "r", LAYERS, level="tokens")
+    random, ids = np.random.default_rng(8), []
+    for number in range(6):
+        step = random_step(random, LAYERS[:3], 2, 3, phase="prefill")
+        first, _, last = step.calls
+        step.calls[:] = [first, last] if number % 2 else [first]
+        serve(capture, step, fresh=True)
+        if number % 2:
+            ids += zip(first.ids.tolist(), last.ids.tolist(), strict=True)
+    recorder.close()
+    table = routeprof.load(tmp_path / "r").transitions()
+    assert set(table["layer"]) == {0}
+    assert set(table["next_layer"]) == {20}  # layer 10 is silent, and has no row
+    expected = Counter((one, later[0]) for own, later in ids for one in set(own))
+    assert table.set_index(["expert", "next_expert"])["together"].to_dict() == expected
+
+
+def test_a_layer_whose_tokens_were_lost_is_passed_over(
+    whole: Profile, monkeypatch: pytest.MonkeyPatch
+):
+    known, nothing = Profile.tokens, np.zeros(0, dtype=np.int64)
+    empty = TokenTable(nothing, nothing, nothing, nothing, np.zeros((0, 4), dtype=np.int64))
+    monkeypatch.setattr(
+        Profile, "tokens", lambda own, layer: empty if layer == 10 else known(own, layer)
+    )
+    table = whole.transitions()
+    assert table[["layer", "next_layer"]].drop_duplicates().to_numpy().tolist() == [[0, 20]]
+
+
 def test_repetition_is_that_of_a_loop(profile: Profile):
     table = profile.repetition().set_index("layer")
     assert table.index.tolist() == [0, 10, 20]
@@ -117,6 +198,10 @@ def test_they_are_reports_of_level_tokens_only(whole: Profile, tmp_path: Path):
     assert csv_text(whole, "affinity").splitlines()[0] == (
         "layer,expert,partner,together,together_expected,lift,lift_random"
     )
+    assert csv_text(whole, "transitions").splitlines()[0] == (
+        "layer,expert,next_layer,next_expert,together,together_expected,lift,next_share,"
+        "next_share_random"
+    )
     assert csv_text(whole, "repetition").splitlines()[0] == (
         "layer,repetition_first,repetition_first_random,repetition_any,repetition_any_random"
     )
@@ -125,7 +210,7 @@ def test_they_are_reports_of_level_tokens_only(whole: Profile, tmp_path: Path):
     recorder.close()
     steps = routeprof.load(tmp_path / "steps")
     assert not set(NAMES) & set(available(steps))
-    for question in (steps.affinity, steps.repetition):
+    for question in (steps.affinity, steps.transitions, steps.repetition):
         with pytest.raises(LevelRequiredError, match="level tokens"):
             question()
 

@@ -32,6 +32,8 @@ COLUMNS = {
     "requests": """request,tokens,prefill_tokens,decode_tokens,other_tokens,
         divergence_from_all,top_experts""",
     "affinity": "layer,expert,partner,together,together_expected,lift,lift_random",
+    "transitions": """layer,expert,next_layer,next_expert,together,together_expected,lift,
+        next_share,next_share_random""",
     "repetition": """layer,repetition_first,repetition_first_random,repetition_any,
         repetition_any_random""",
     "findings": "finding,code,severity,layers,evidence,suggestion",
@@ -44,11 +46,13 @@ KEYS = {
     "steps": ["step", "layer"],
     "requests": ["request"],
     "affinity": ["layer", "expert", "partner"],
+    "transitions": ["layer", "expert", "next_layer", "next_expert"],
     "repetition": ["layer"],
     "findings": ["finding"],
 }
 NUMBERS = set("layer expert partner request window step finding capacity_factor".split())
-DETAIL = {"steps", "requests", "affinity", "repetition"}
+NUMBERS |= {"next_layer", "next_expert"}
+DETAIL = {"steps", "requests", "affinity", "transitions", "repetition"}
 """Reports that more than level windows has."""
 
 LAYERS = layers_of((8, 2), (6, 3), (4, 1))

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from routeprof.affinity_tables import Pairs, pairs
+from routeprof.affinity_tables import Pairs, pairs, transitions
 from routeprof.dashboards import formats
 from routeprof.dashboards.figures.affinity import lift_heatmap, transition_heatmap
 from routeprof.dashboards.figures.common import blank
@@ -17,10 +17,9 @@ from routeprof.dashboards.panels.repetition import (
     repetition_cards,
     repetition_table,
 )
-from routeprof.dashboards.panels.token_rows import NEEDED, has_tokens, side_by_side
+from routeprof.dashboards.panels.token_rows import NEEDED, has_tokens
 from routeprof.dashboards.view import Card, Content, Context, Filled, Panel, View
 from routeprof.dashboards.views.layer import absent
-from routeprof.metrics import affinity
 from routeprof.token_parts import TokenTable
 from routeprof.topology import Layer
 
@@ -99,23 +98,22 @@ def inter_layer(context: Context, layer: Layer, tokens: TokenTable) -> Filled:
     if following is None or theirs is None:
         text = f"Layer {layer.index} is the last one with tokens."
         return Filled(blank(text, context.scheme), "", pd.DataFrame())
-    here, there = side_by_side(tokens, theirs)
-    if not len(here.ids):
+    found = transitions(layer, tokens, following, theirs)
+    if not found.tokens:
         text = f"Layers {layer.index} and {following.index} have no tokens of the same steps."
         return Filled(blank(text, context.scheme), "", pd.DataFrame())
-    chances = affinity.inter_layer(here.ids, there.ids, layer.experts, following.experts)
-    figure = transition_heatmap(chances, layer.index, following.index, context.scheme)
+    figure = transition_heatmap(found.shares, layer.index, following.index, context.scheme)
     caption = (
         f"Of the tokens that take an expert of layer {layer.index}, the share that takes each "
         f"expert of layer {following.index}, {context.selection}, "
-        f"{formats.count(len(here.ids))} tokens. At random it is "
+        f"{formats.count(found.tokens)} tokens. At random it is "
         f"{formats.percent(following.top_k / following.experts)}; a row adds up to "
         f"{following.top_k}, a token's choices."
     )
-    return Filled(figure, caption, _transitions(chances))
+    return Filled(figure, caption, _pairs_by_share(found.shares))
 
 
-def _transitions(chances: NDArray[np.float64]) -> pd.DataFrame:
+def _pairs_by_share(chances: NDArray[np.float64]) -> pd.DataFrame:
     """The pairs of experts that share tokens, the largest share first."""
     one, other = np.nonzero(np.nan_to_num(chances))
     shares = chances[one, other]
@@ -152,7 +150,7 @@ VIEW = View(
     path="affinity",
     title="Affinity",
     question="Which experts go together, and do tokens keep their experts?",
-    reports=("affinity", "repetition"),
+    reports=("affinity", "transitions", "repetition"),
     panels=PANELS,
     fill=fill,
     controls=("between", "layer"),

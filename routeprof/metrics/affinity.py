@@ -7,6 +7,7 @@ first. An id of -1 (or any that names no expert) is ignored, and a repeated id c
 from __future__ import annotations
 
 from math import comb
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -116,6 +117,58 @@ def random_repetition_any(experts: int, top_k: int) -> float:
     return 1 - comb(experts - top_k, top_k) / comb(experts, top_k)
 
 
+class Transitions(NamedTuple):
+    """Where the tokens of one layer's experts go in another layer.
+
+    Attributes:
+        tokens: number of tokens with a valid id in both layers; the others are left out.
+        together: int64 ``[experts, experts_next]``, tokens that chose e' here and e there.
+        here: int64 ``[experts]``, tokens that chose e' here.
+        there: int64 ``[experts_next]``, tokens that chose e there.
+    """
+
+    tokens: int
+    together: IntArray
+    here: IntArray
+    there: IntArray
+
+    @property
+    def shares(self) -> FloatArray:
+        """P(e there | e' here); NaN where e' was never chosen."""
+        return ratio(self.together, self.here[:, np.newaxis])
+
+    @property
+    def expected(self) -> FloatArray:
+        """How often both would be chosen if the two layers chose independently."""
+        return ratio(np.outer(self.here, self.there), self.tokens)
+
+    @property
+    def lift(self) -> FloatArray:
+        """P(e there | e' here) ÷ P(e there): 1 where the layers choose independently."""
+        return ratio(self.together, self.expected)
+
+
+def transitions(
+    ids: npt.ArrayLike, ids_next: npt.ArrayLike, experts: int, experts_next: int
+) -> Transitions:
+    """What `inter_layer` is made of: the same arguments, tokens left out and errors.
+
+    >>> transitions([[0], [0], [1]], [[2], [1], [2]], 2, 3).together.tolist()
+    [[0, 1, 1], [0, 0, 1]]
+    """
+    here = _once(id_array(ids, "ids", experts))
+    there = _once(id_array(ids_next, "ids_next", experts_next))
+    require_shape("ids_next", there.shape, (len(here), there.shape[1]), "ids", here.shape)
+    both = (here >= 0).any(axis=1) & (there >= 0).any(axis=1)
+    here, there = here[both], there[both]
+    return Transitions(
+        len(here),
+        _joint(here, there, experts, experts_next),
+        np.bincount(here[here >= 0], minlength=experts),
+        np.bincount(there[there >= 0], minlength=experts_next),
+    )
+
+
 def inter_layer(
     ids: npt.ArrayLike, ids_next: npt.ArrayLike, experts: int, experts_next: int
 ) -> FloatArray:
@@ -134,13 +187,7 @@ def inter_layer(
     Raises:
         UsageError: the two arrays have different numbers of tokens.
     """
-    here = _once(id_array(ids, "ids", experts))
-    there = _once(id_array(ids_next, "ids_next", experts_next))
-    require_shape("ids_next", there.shape, (len(here), there.shape[1]), "ids", here.shape)
-    both = (here >= 0).any(axis=1) & (there >= 0).any(axis=1)
-    here, there = here[both], there[both]
-    chosen = np.bincount(here[here >= 0], minlength=experts)
-    return ratio(_joint(here, there, experts, experts_next), chosen[:, np.newaxis])
+    return transitions(ids, ids_next, experts, experts_next).shares
 
 
 def fan_out(ids: npt.ArrayLike, rank_of_expert: npt.ArrayLike) -> IntArray:

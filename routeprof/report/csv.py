@@ -74,6 +74,7 @@ TABLES: dict[str, Callable[[Profile], pd.DataFrame]] = {
     "steps": lambda profile: profile.steps(),
     "requests": lambda profile: profile.requests(),
     "affinity": lambda profile: profile.affinity(),
+    "transitions": lambda profile: profile.transitions(),
     "repetition": lambda profile: profile.repetition(),
     "findings": findings_table,
 }
@@ -83,6 +84,7 @@ LEVELS_NEEDED = {
     "steps": "steps",
     "requests": "tokens",
     "affinity": "tokens",
+    "transitions": "tokens",
     "repetition": "tokens",
 }
 """Reports that need more than level windows."""

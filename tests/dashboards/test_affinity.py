@@ -13,10 +13,9 @@ import pytest
 
 from routeprof.affinity_tables import pairs
 from routeprof.dashboards.panels import token_rows
-from routeprof.dashboards.panels.token_rows import side_by_side
 from routeprof.dashboards.view import Context, Filled
 from routeprof.dashboards.views import affinity
-from routeprof.token_parts import TokenTable
+from routeprof.token_parts import TokenTable, side_by_side
 from routeprof.topology import Layer
 from tests.dashboards.tokens import EXPERTS, LAYERS, TOP_K, context_of, record_tokens
 
@@ -184,7 +183,13 @@ def test_its_numbers_are_those_of_the_reports(tokens: Path, state: dict[str, str
         drawn[columns].sort_values(["expert", "partner"], ignore_index=True),
         report[columns].reset_index(drop=True),
     )
-    assert set(affinity.VIEW.reports) == {"affinity", "repetition"}
+    report = view.profile.transitions().query("layer == 1")
+    columns = ["expert", "next_expert", "next_share"]
+    pd.testing.assert_frame_equal(
+        panels["next"].table[columns].sort_values(columns[:2], ignore_index=True),
+        report[columns].reset_index(drop=True),
+    )
+    assert set(affinity.VIEW.reports) == {"affinity", "transitions", "repetition"}
 
 
 def test_it_needs_level_tokens(context: Make) -> None:

@@ -118,6 +118,32 @@ def test_inter_layer_equals_a_loop(pairs):
         assert result[before, after] == pytest.approx(expected, nan_ok=True)
 
 
+@given(pairs=st.lists(st.tuples(*[st.integers(-1, 3)] * 5), min_size=1, max_size=20))
+def test_transitions_equal_a_loop(pairs):
+    found = affinity.transitions([p[:2] for p in pairs], [p[2:] for p in pairs], 4, 4)
+    known = [(valid(p[:2]), valid(p[2:])) for p in pairs]
+    known = [(here, there) for here, there in known if here and there]
+    assert found.tokens == len(known)
+    for before, after in product(range(4), repeat=2):
+        both = sum(before in here and after in there for here, there in known)
+        one = sum(before in here for here, _ in known)
+        other = sum(after in there for _, there in known)
+        assert found.together[before, after] == both
+        assert (found.here[before], found.there[after]) == (one, other)
+        expected = one * other / len(known) if known else np.nan
+        assert found.expected[before, after] == pytest.approx(expected, nan_ok=True)
+        lift = both / one / (other / len(known)) if one and other else np.nan
+        assert found.lift[before, after] == pytest.approx(lift, nan_ok=True)
+
+
+def test_lift_between_layers_that_choose_independently_is_one():
+    random = np.random.default_rng(3)
+    ids, later = (np.argsort(random.random((20_000, 6)), axis=1)[:, :2] for _ in range(2))
+    found = affinity.transitions(ids, later, 6, 6)
+    np.testing.assert_allclose(found.lift, 1, atol=0.06)
+    np.testing.assert_allclose(found.shares, 1 / 3, atol=0.02)
+
+
 def test_inter_layer_rows_are_conditional_on_this_layer():
     result = affinity.inter_layer([[0], [0], [1]], [[2, 0], [2, 1], [0, 1]], 2, 3)
     np.testing.assert_array_equal(result, [[0.5, 0.5, 1], [1, 1, 0]])
