@@ -1,0 +1,1 @@
+"""Predictions from a recording: arrays in, numbers out."""
