@@ -8,13 +8,13 @@ from pathlib import Path
 import dash
 from dash import Dash
 
-from routeprof.dashboards import shell
 from routeprof.dashboards.auth import HEALTH, add_headers
 from routeprof.dashboards.callbacks import register
 from routeprof.dashboards.components import notice
 from routeprof.dashboards.downloads import add_downloads
 from routeprof.dashboards.live.library import Library
 from routeprof.dashboards.remote import register_remote
+from routeprof.dashboards.routing import layout
 
 _INDEX = """<!DOCTYPE html>
 <html lang="en">
@@ -67,8 +67,7 @@ def create_app(*paths: str | Path, title: str = "routeprof", control: bool = Fal
         on_error=_on_error,
         meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
     )
-    # The page is served before it says which of several recordings it is of.
-    app.layout = lambda: shell.shell(title, library.open(None), control=control)
+    app.layout = lambda: layout(library, title, control=control)
     add_headers(app.server)
     add_downloads(app.server, library)
     register(app, library)

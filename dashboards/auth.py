@@ -63,7 +63,7 @@ def add_headers(server: Flask) -> None:
     def headers(response: Response) -> Response:
         response.headers.setdefault("Content-Security-Policy", policy)
         response.headers.setdefault("X-Content-Type-Options", "nosniff")
-        response.headers.setdefault("Referrer-Policy", "no-referrer")
+        response.headers.setdefault("Referrer-Policy", "same-origin")
         return response
 
     server.after_request(headers)

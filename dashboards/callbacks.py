@@ -9,9 +9,16 @@ from dash.exceptions import PreventUpdate
 
 from routeprof.dashboards import shell
 from routeprof.dashboards.controls import phase_options, tag_options
-from routeprof.dashboards.drawing import click_target, context_of, draw, picked_range
+from routeprof.dashboards.drawing import (
+    Places,
+    click_target,
+    context_of,
+    draw,
+    messages_of,
+    picked_range,
+)
 from routeprof.dashboards.live.library import Library
-from routeprof.dashboards.recordings import recordings_page
+from routeprof.dashboards.routing import contents, identity, menu
 from routeprof.dashboards.state import control_value, reaching, with_controls
 from routeprof.dashboards.views import VIEWS, view_at
 
@@ -80,9 +87,8 @@ def _options(app: Dash, library: Library) -> None:
         opened = library.open(search)
         profile = opened.reading.profile
         model = profile.info.model.name if profile else ""
-        identity = f"{profile.info.id}/{opened.name}" if profile else opened.name
         # The same value again would draw the whole page anew, and lose the reader's zoom.
-        changed = identity if identity != known else no_update
+        changed = identity(opened) if identity(opened) != known else no_update
         return phase_options(profile), tag_options(profile), opened.name, model, changed
 
     app.callback(
@@ -101,12 +107,7 @@ def _route(app: Dash, library: Library) -> None:
     """From the address to the view and the menu."""
 
     def route(pathname: str | None, _: Any, search: str | None) -> Any:
-        view, opened = view_at(pathname), library.open(search)
-        if shell.wants_list(pathname) or (not opened.name and view is not None):
-            return recordings_page(library.runs(), opened.state)
-        if view is None:
-            return shell.not_found()
-        return shell.page(view, opened, library.names())
+        return contents(library, pathname, search)
 
     app.callback(
         Output("page", "children"),
@@ -116,38 +117,50 @@ def _route(app: Dash, library: Library) -> None:
         prevent_initial_call=True,
     )(route)
 
-    def menu(pathname: str | None, search: str | None) -> Any:
-        several = len(library.names()) > 1
-        return shell.menu(pathname, library.open(search).state, several=several)
+    def links(pathname: str | None, search: str | None) -> Any:
+        return menu(library, pathname, search)
 
-    app.callback(Output("menu", "children"), Input("url", "pathname"), Input("url", "search"))(menu)
+    app.callback(
+        Output("menu", "children"),
+        Input("url", "pathname"),
+        Input("url", "search"),
+        prevent_initial_call=True,
+    )(links)
 
 
 def _controls(app: Dash, library: Library) -> None:
     """The address and the controls say the same, whichever of them the reader used."""
 
-    def controls(search: str | None, values: list[Any], ends: list[Any]) -> tuple[Any, list[Any]]:
+    def controls(
+        search: str | None, values: list[Any], ends: list[Any], own: str | None
+    ) -> tuple[Any, list[Any], Any]:
         opened = library.open(search)
         profile, state = opened.reading.profile, opened.state
         names = [item["id"]["control"] for item in ctx.inputs_list[1]]
+        still = [no_update] * len(names)
         used = {
             item["control"] for item in ctx.triggered_prop_ids.values() if isinstance(item, dict)
         }
         if used:
-            own = dict(zip(names, zip(values, ends, strict=True), strict=True))
-            chosen = {name: value for name, (value, _) in own.items() if name in used}
+            shown = dict(zip(names, zip(values, ends, strict=True), strict=True))
+            chosen = {name: value for name, (value, _) in shown.items() if name in used}
             if "between" in used:
-                chosen["between"] = reaching(*own["between"])
+                chosen["between"] = reaching(*shown["between"])
             query = with_controls(state, chosen, profile).query()
-            return (query if query != state.query() else no_update), [no_update] * len(names)
-        return no_update, [control_value(name, state, profile) for name in names]
+            changed = query != state.query()
+            return (query, still, query) if changed else (no_update, still, no_update)
+        if search == own:  # the controls said so, and may say something newer by now
+            return no_update, still, None
+        return no_update, [control_value(name, state, profile) for name in names], None
 
     app.callback(
         Output("url", "search"),
         Output({"control": ALL}, "value"),
+        Output("own", "data"),
         Input("url", "search"),
         Input({"control": ALL}, "value"),
         State({"control": ALL}, "max"),
+        State("own", "data"),
         prevent_initial_call=True,
     )(controls)
 
@@ -207,7 +220,12 @@ def _draw(app: Dash, library: Library) -> None:
     """The view's content."""
 
     def refresh(
-        _: Any, path: str, search: str | None, scheme: str | None, tables: list[Any]
+        _: Any,
+        path: str,
+        search: str | None,
+        scheme: str | None,
+        tables: list[Any],
+        ends: list[Any],
     ) -> tuple[Any, ...]:
         if scheme is None:  # not told yet: better nothing than the wrong colours
             raise PreventUpdate
@@ -217,8 +235,10 @@ def _draw(app: Dash, library: Library) -> None:
         names = [item["id"]["drawn"] for item in ctx.outputs_list[4]]
         folds = zip(ctx.inputs_list[4], tables, strict=True)
         unfolded = {item["id"]["table"] for item, value in folds if value}
-        messages = [*opened.ignored, *filter(None, [opened.reading.message])]
-        return draw(view, context, names, unfolded, messages)
+        mounted = [item["id"]["grid"] for item in ctx.outputs_list[7]]
+        reach = zip(ctx.states_list[0], ends, strict=True)
+        end = next((end for item, end in reach if item["id"]["control"] == "between"), None)
+        return draw(view, context, Places(names, mounted, unfolded, end), messages_of(opened))
 
     app.callback(
         Output("notices", "children"),
@@ -227,15 +247,18 @@ def _draw(app: Dash, library: Library) -> None:
         Output("body", "children"),
         Output({"drawn": ALL}, "data"),
         Output({"caption": ALL}, "children"),
+        Output({"fold": ALL}, "children"),
         Output({"grid": ALL}, "columnDefs"),
         Output({"grid": ALL}, "rowData"),
         Output("downloads", "children"),
         Output("scrubber", "children"),
+        Output("time", "children"),
         Output("content", "hidden"),
         Input("version", "data"),
         Input("view", "data"),
         Input("url", "search"),
         Input("theme", "data"),
         Input({"table": ALL}, "value"),
+        State({"control": ALL}, "max"),
         running=[(Output("drawing", "data"), True, False)],
     )(refresh)

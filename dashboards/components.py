@@ -12,7 +12,6 @@ from dash import dcc, html
 from routeprof.dashboards import formats
 from routeprof.dashboards.definitions import Kind, definition
 from routeprof.dashboards.figures.common import GRAPH_CONFIG, UNDRAWN
-from routeprof.dashboards.grids import grid
 from routeprof.dashboards.state import ViewState
 from routeprof.dashboards.view import Card, Panel
 from routeprof.diagnose import Finding, layer_list
@@ -59,10 +58,10 @@ def card(item: Card) -> Any:
 
 def panel(item: Panel) -> Any:
     """A figure with its caption and, folded away, its numbers."""
+    # The grid comes when it is wanted: its scripts and its setting up cost the first paint.
+    fold = dmc.AccordionPanel(html.Div(id={"fold": item.name}, className="fold"))
     table = dmc.Accordion(
-        dmc.AccordionItem(
-            [dmc.AccordionControl("Numbers"), dmc.AccordionPanel(grid(item.name))], value="open"
-        ),
+        dmc.AccordionItem([dmc.AccordionControl("Numbers"), fold], value="open"),
         id={"table": item.name},
         variant="default",
         className="numbers-fold",

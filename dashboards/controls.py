@@ -43,12 +43,14 @@ def _options(everything: str, values: Sequence[str]) -> list[dict[str, str]]:
     return [{"value": ALL, "label": everything}, *own]
 
 
-def select_control(name: str, label: str, data: list[dict[str, str]], width: int) -> Any:
+def select_control(
+    name: str, label: str, data: list[dict[str, str]], state: ViewState, width: int
+) -> Any:
     """A control of the header."""
     return dmc.Select(
         id={"control": name},
         data=data,
-        value=ALL,
+        value=control_value(name, state, None),
         allowDeselect=False,
         checkIconPosition="right",
         size="xs",
@@ -157,32 +159,32 @@ def _factor_slider(state: ViewState, profile: Profile | None) -> Any:
     )
 
 
-def scrubber(profile: Profile, state: ViewState, *, shown: bool) -> list[Any]:
-    """The range of time that the numbers are of: a slider, and a way back to all of it.
+def scrubber(profile: Profile, state: ViewState) -> list[Any]:
+    """A slider for the range of time that the numbers are of."""
+    if not duration(profile):
+        return []
+    return [html.Span("Time", className="control-name"), _time_slider(profile, state)]
+
+
+def chosen_time(profile: Profile, state: ViewState, *, shown: bool) -> list[Any]:
+    """That range in words, and a way back to all of the time.
 
     Args:
         shown: whether the view has the slider; a range that is set is always named.
     """
     longest = duration(profile)
-    if not longest:
-        return []
-    children: list[Any] = [html.Span("Time", className="control-name")]
-    if shown:
-        children.append(_time_slider(profile, state))
-    elif state.between is None:
+    if not longest or (state.between is None and not shown):
         return []
     if state.between is None:
-        children.append(html.Span(f"all {formats.seconds(longest)}", className="range-text"))
-    else:
-        clear = html.Button(
-            [formats.time_range(*state.between), html.Span("×", className="cross")],
-            id={"clear": "between"},
-            className="button chip",
-            type="button",
-            title="Show all of the time again",
-        )
-        children.append(clear)
-    return [html.Div(children, className="scrubber")]
+        return [html.Span(f"all {formats.seconds(longest)}", className="range-text")]
+    clear = html.Button(
+        [formats.time_range(*state.between), html.Span("×", className="cross")],
+        id={"clear": "between"},
+        className="button chip",
+        type="button",
+        title="Show all of the time again",
+    )
+    return [clear] if shown else [html.Span("Time", className="control-name"), clear]
 
 
 def _time_slider(profile: Profile, state: ViewState) -> Any:

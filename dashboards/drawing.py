@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from time import time
 from typing import Any
 
@@ -10,12 +11,12 @@ from dash import html, no_update
 
 from routeprof.dashboards import grids
 from routeprof.dashboards.components import card, notice
-from routeprof.dashboards.controls import scrubber
+from routeprof.dashboards.controls import chosen_time, scrubber
 from routeprof.dashboards.downloads import csv_href
 from routeprof.dashboards.figures.palette import Scheme
 from routeprof.dashboards.formats import clock
 from routeprof.dashboards.live.library import Library, Opened
-from routeprof.dashboards.state import ViewState, duration
+from routeprof.dashboards.state import ViewState, duration, time_stops
 from routeprof.dashboards.view import Against, Content, Context, Panel, View
 from routeprof.profile import Profile
 from routeprof.report.csv import available
@@ -92,63 +93,129 @@ def compared(library: Library, opened: Opened) -> Against | None:
     return Against(name, profile, source.spans(), reading.message)
 
 
+@dataclass(frozen=True)
+class Places:
+    """What there is on the page to be filled.
+
+    Attributes:
+        figures: names, in their order there.
+        grids: those whose numbers were unfolded before, in their order there.
+        opened: those whose numbers are unfolded now; the others' rows are not sent.
+        end: how far the slider of time reaches; None where there is none yet.
+    """
+
+    figures: Sequence[str]
+    grids: Sequence[str]
+    opened: Collection[str]
+    end: float | None = None
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What a page says without figures: the components of its places."""
+
+    notices: list[Any]
+    cards: list[Any]
+    lead: list[Any]
+    body: list[Any]
+    downloads: list[Any]
+    scrubber: list[Any]
+    time: list[Any]
+    hidden: bool
+
+
+NO_NUMBERS = Numbers([], [], [], [], [], [], [], False)
+
+
+def messages_of(opened: Opened) -> list[str]:
+    """Lines for the top of the page."""
+    return [*opened.ignored, *filter(None, [opened.reading.message])]
+
+
+def numbers(view: View, context: Context | None, messages: Sequence[str]) -> Numbers:
+    """The page without its figures.
+
+    Args:
+        context: None while there is nothing to show.
+        messages: lines for the top of the page.
+    """
+    return _numbers(view, context, view.fill(context) if context else None, messages)
+
+
 def draw(
-    view: View,
-    context: Context | None,
-    names: Sequence[str],
-    opened: Collection[str],
-    messages: Sequence[str],
+    view: View, context: Context | None, places: Places, messages: Sequence[str]
 ) -> tuple[Any, ...]:
     """What the page shows, in the order of the callback's outputs.
 
     Args:
         context: None while there is nothing to show.
-        names: the figures on the page, in their order there.
-        opened: those whose numbers are unfolded; the others' rows are not sent.
         messages: lines for the top of the page.
     """
+    content = view.fill(context) if context else None
+    said = _numbers(view, context, content, messages)
+    first = said.notices, said.cards, said.lead, said.body
+    last = said.downloads, _scrubber(context, said, places), said.time, said.hidden
+    if context is None or content is None:
+        still = [no_update] * len(places.figures)
+        unfilled = [no_update] * len(places.grids)
+        return *first, still, still, still, unfilled, unfilled, *last
+    return *first, *_panels(view, context, content, places), *_tables(content, places), *last
+
+
+def _numbers(
+    view: View, context: Context | None, content: Content | None, messages: Sequence[str]
+) -> Numbers:
     notices = [notice(text) for text in messages]
-    still = [no_update] * len(names)
-    if context is None:
-        return notices, [], [], [], still, still, still, still, [], [], True
+    if context is None or content is None:
+        return replace(NO_NUMBERS, notices=notices, hidden=True)
     if not context.profile.captured and context.whole.captured:
         notices.append(notice("Nothing was recorded with this phase and tag in this time."))
-    content = view.fill(context)
     shown = "between" in view.controls and not context.apart
-    return (
+    whole, state = context.whole, context.state
+    return Numbers(
         notices,
         [card(item) for item in content.cards],
         list(content.lead),
         list(content.body),
-        *_panels(view, context, content, names, opened),
-        downloads(view, context.whole, context.state),
-        scrubber(context.whole, context.state, shown=shown),
-        False,
+        downloads(view, whole, state),
+        scrubber(whole, state) if shown else [],
+        chosen_time(whole, state, shown=shown),
+        hidden=False,
     )
 
 
+def _scrubber(context: Context | None, said: Numbers, places: Places) -> Any:
+    """The slider, unless the same is there: its reader may have moved it on in the meantime."""
+    same = context is not None and said.scrubber and places.end == time_stops(context.whole)[0]
+    return no_update if same else said.scrubber
+
+
 def _panels(
-    view: View,
-    context: Context,
-    content: Content,
-    names: Sequence[str],
-    opened: Collection[str],
-) -> tuple[list[Any], ...]:
+    view: View, context: Context, content: Content, places: Places
+) -> tuple[list[Any], list[Any]]:
+    """Figures and captions; none where the page is changing and they are of the view before."""
     figures: list[Any] = []
     captions: list[Any] = []
-    columns: list[Any] = []
-    rows: list[Any] = []
-    for name in names:
+    for name in places.figures:
         filled = content.panels.get(name)
-        if filled is None:  # the page is changing: these figures are of the view before
-            for values in (figures, captions, columns, rows):
-                values.append(no_update)
-            continue
-        figures.append(filled.figure.update_layout(uirevision=revision(view, context.state)))
-        captions.append(filled.caption)
-        columns.append(grids.columns(filled.table) if name in opened else no_update)
-        rows.append(grids.rows(filled.table) if name in opened else no_update)
-    return figures, captions, columns, rows
+        if filled is not None:
+            filled.figure.update_layout(uirevision=revision(view, context.state))
+        figures.append(filled.figure if filled else no_update)
+        captions.append(filled.caption if filled else no_update)
+    return figures, captions
+
+
+def _tables(content: Content, places: Places) -> tuple[list[Any], list[Any], list[Any]]:
+    """Grids for the tables unfolded for the first time; columns and rows of those there are."""
+    tables = {
+        name: filled.table for name, filled in content.panels.items() if name in places.opened
+    }
+    fresh = tables.keys() - set(places.grids)
+    return (
+        [grids.grid(name, tables[name]) if name in fresh else no_update for name in places.figures],
+        [grids.columns(tables[name]) if name in tables else no_update for name in places.grids],
+        [grids.rows(tables[name]) if name in tables else no_update for name in places.grids],
+    )
 
 
 def revision(view: View, state: ViewState) -> str:

@@ -24,12 +24,12 @@ MOST_ROWS = 50_000
 """Rows that a browser is sent; the CSV file has them all."""
 
 
-def grid(name: str) -> dag.AgGrid:
-    """An empty grid; ``columns`` and ``rows`` fill it."""
+def grid(name: str, frame: pd.DataFrame) -> dag.AgGrid:
+    """A grid; ``columns`` and ``rows`` fill it anew."""
     return dag.AgGrid(
         id={"grid": name},
-        columnDefs=[],
-        rowData=[],
+        columnDefs=columns(frame),
+        rowData=rows(frame),
         defaultColDef={"sortable": True, "resizable": True, "minWidth": 110, "flex": 1},
         dashGridOptions={
             "animateRows": False,

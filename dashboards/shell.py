@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import dash_mantine_components as dmc
@@ -11,9 +11,9 @@ from dash import dcc, html
 
 from routeprof.dashboards.components import panel
 from routeprof.dashboards.controls import control, phase_options, select_control, tag_options
+from routeprof.dashboards.drawing import Numbers
 from routeprof.dashboards.live.activity import Activity
 from routeprof.dashboards.live.library import Opened
-from routeprof.dashboards.live.source import Reading
 from routeprof.dashboards.remote import buttons
 from routeprof.dashboards.state import ViewState
 from routeprof.dashboards.view import View
@@ -32,14 +32,38 @@ _COLOURS = {
 }
 
 
-def shell(title: str, opened: Opened, *, control: bool = False) -> Any:
-    """The whole page without its view."""
+@dataclass(frozen=True)
+class Frame:
+    """What the page has whatever is open.
+
+    Attributes:
+        pathname: of the address; None where the browser has not told it.
+        control: whether there are buttons that control the recording.
+    """
+
+    title: str
+    pathname: str | None
+    search: str
+    control: bool
+
+
+def shell(
+    frame: Frame, opened: Opened, identity: str | None, content: list[Any], links: list[Any]
+) -> Any:
+    """The whole page.
+
+    Args:
+        identity: of the recording that the content is of; None where there is none yet.
+        links: the menu.
+    """
     reading = opened.reading
+    known = {} if frame.pathname is None else {"pathname": frame.pathname, "search": frame.search}
     return dmc.MantineProvider(
         [
-            dcc.Location(id="url", refresh=False),
+            dcc.Location(id="url", refresh=False, **known),
             dcc.Store(id="version", data=opened.version),
-            dcc.Store(id="identity"),
+            dcc.Store(id="identity", data=identity),
+            dcc.Store(id="own"),
             dcc.Store(id="theme"),
             dcc.Store(id="said", data=reading.activity.text),
             dcc.Interval(id="tick", interval=TICK_MS),
@@ -48,9 +72,11 @@ def shell(title: str, opened: Opened, *, control: bool = False) -> Any:
             dcc.Store(id="drawing", data=False),
             dmc.AppShell(
                 [
-                    dmc.AppShellHeader(_header(opened.name, title, reading, control)),
-                    dmc.AppShellNavbar(html.Nav(id="menu"), p="xs", **{"aria-label": "Views"}),
-                    dmc.AppShellMain(html.Div(id="page")),
+                    dmc.AppShellHeader(_header(frame, opened)),
+                    dmc.AppShellNavbar(
+                        html.Nav(links, id="menu"), p="xs", **{"aria-label": "Views"}
+                    ),
+                    dmc.AppShellMain(html.Div(content, id="page")),
                 ],
                 id="shell",
                 header={"height": {"base": 104, "md": 60}},
@@ -63,17 +89,19 @@ def shell(title: str, opened: Opened, *, control: bool = False) -> Any:
     )
 
 
-def _header(name: str, title: str, reading: Reading, control: bool) -> Any:
-    model = reading.profile.info.model.name if reading.profile else ""
+def _header(frame: Frame, opened: Opened) -> Any:
+    reading, state = opened.reading, opened.state
+    profile = reading.profile
+    model = profile.info.model.name if profile else ""
     brand = html.Div(
         [
             dmc.Burger(id="burger", hiddenFrom="sm", size="sm", **{"aria-label": "Menu"}),
             html.Img(src="assets/icon.svg", alt="", width=28, height=28),
             html.Div(
                 [
-                    html.Div(title, className="brand-title"),
+                    html.Div(frame.title, className="brand-title"),
                     html.Div(
-                        [html.Span(name, id="name"), html.Span(model, id="model")],
+                        [html.Span(opened.name, id="name"), html.Span(model, id="model")],
                         className="brand-name",
                     ),
                 ],
@@ -84,10 +112,10 @@ def _header(name: str, title: str, reading: Reading, control: bool) -> Any:
     )
     tools = html.Div(
         [
-            select_control("phase", "Phase", phase_options(reading.profile), 132),
-            select_control("tag", "Tag", tag_options(reading.profile), 168),
+            select_control("phase", "Phase", phase_options(profile), state, 132),
+            select_control("tag", "Tag", tag_options(profile), state, 168),
             html.Div(badge(reading.activity), id="activity", **{"aria-live": "polite"}),
-            *([buttons()] if control else []),
+            *([buttons()] if frame.control else []),
             html.Button("Pause", id="pause", className="button", type="button"),
             dmc.ColorSchemeToggle(
                 id="scheme",
@@ -149,8 +177,8 @@ def menu(pathname: str | None, state: ViewState, *, several: bool) -> list[Any]:
     return [chosen, dmc.Divider(my="xs"), *links]
 
 
-def page(view: View, opened: Opened, names: Sequence[str]) -> list[Any]:
-    """A view before its numbers: what does not change while the recording grows.
+def page(view: View, opened: Opened, names: Sequence[str], numbers: Numbers) -> list[Any]:
+    """A view before its figures.
 
     Args:
         names: the recordings that there are.
@@ -163,24 +191,31 @@ def page(view: View, opened: Opened, names: Sequence[str]) -> list[Any]:
                 html.Div(
                     [html.H1(view.title), html.P(view.question, className="question")],
                 ),
-                html.Div(id="downloads", className="downloads"),
+                html.Div(numbers.downloads, id="downloads", className="downloads"),
             ],
             className="page-head",
         ),
-        html.Div(id="notices", **{"aria-live": "polite"}),
+        html.Div(numbers.notices, id="notices", **{"aria-live": "polite"}),
         html.Div(
             [
                 html.Div(
                     [control(name, opened, names) for name in controls],
                     className="controls",
                 ),
-                html.Div(id="scrubber"),
-                html.Div(id="cards", className="cards"),
-                html.Div(id="lead", className="panels"),
+                html.Div(
+                    [
+                        html.Div(numbers.scrubber, id="scrubber"),
+                        html.Div(numbers.time, id="time"),
+                    ],
+                    className="scrubber",
+                ),
+                html.Div(numbers.cards, id="cards", className="cards"),
+                html.Div(numbers.lead, id="lead", className="panels"),
                 html.Div([panel(item) for item in view.panels], className="panels"),
-                html.Div(id="body", className="panels"),
+                html.Div(numbers.body, id="body", className="panels"),
             ],
             id="content",
+            hidden=numbers.hidden,
         ),
     ]
 

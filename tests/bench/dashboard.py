@@ -1,9 +1,9 @@
 """How fast the dashboard is on a big recording: ``python -m tests.bench.dashboard``.
 
 A server in a process of its own, a recording of 61 layers, 256 experts and 10,000 windows, and a
-real browser that measures what its user waits for: the first paint with numbers and a figure,
-and, for each view, a change of the phase until the new figures are drawn. Then clients that ask
-as open pages do, while a process records.
+real browser that measures what its user waits for: the first paint with the key figures, that
+with a figure too, and, for each view, a change of the phase until the new figures are drawn.
+Then clients that ask as open pages do, while a process records.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from tests.dashboards.synthetic import Shape, write
 CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = "--headless --no-sandbox --disable-gpu --no-first-run --disable-sync".split()
 CHANGES, CLIENTS, SECONDS = 5, 20, 20.0
+
+SAID = """() => document.querySelectorAll("#content:not([hidden]) .card-value").length > 1"""
 
 DRAWN = """number => {
     const plots = [...document.querySelectorAll(".js-plotly-plot")];
@@ -84,16 +86,18 @@ def memory(pid: int) -> float:
 # -- one user
 
 
-def paints(browser: Any, url: str) -> list[float]:
-    """Milliseconds until the first paint with numbers and a figure, in fresh browsers."""
+def paints(browser: Any, url: str) -> list[tuple[float, float]]:
+    """Milliseconds until the key figures are there and until a figure is, in fresh browsers."""
     times = []
-    for _ in range(3):
+    for _ in range(5):
         context = browser.new_context()
         page = context.new_page()
         start = perf_counter()
-        page.goto(f"{url}/overview")
+        page.goto(f"{url}/overview", wait_until="commit")
+        page.wait_for_function(SAID)
+        said = 1e3 * (perf_counter() - start)
         page.wait_for_function(DRAWN, arg=1)
-        times.append(1e3 * (perf_counter() - start))
+        times.append((said, 1e3 * (perf_counter() - start)))
         context.close()
     return times
 
@@ -248,9 +252,11 @@ def main() -> None:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         with server(big) as (url, pid):
             cold = paints(browser, url)[0]
-            print(f"first paint while the parts are read: {cold:,.0f} ms")
+            print(f"while the parts are read: numbers {cold[0]:,.0f} ms, a figure {cold[1]:,.0f}")
             print(f"all of {windows:,} parts read after {wait_until_read(browser, url):,.1f} s")
-            print(f"first paint: {statistics.median(paints(browser, url)):,.0f} ms")
+            said, drawn = zip(*paints(browser, url), strict=True)
+            print(f"first paint with the key figures: {statistics.median(said):,.0f} ms")
+            print(f"first paint with a figure too: {statistics.median(drawn):,.0f} ms")
             every = changes(browser, url)
             for view, times in every.items():
                 print(f"change of phase, {view}: {statistics.median(times):,.0f} ms")

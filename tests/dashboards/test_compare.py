@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from routeprof.dashboards.drawing import context_of, draw
+from routeprof.dashboards.drawing import Places, context_of, draw
 from routeprof.dashboards.live import follower, source
 from routeprof.dashboards.live.library import Library
 from routeprof.dashboards.panels import noise
@@ -284,7 +284,7 @@ def test_the_time_of_a_sum_is_not_that_of_its_parts(two: tuple[Path, Path]) -> N
     part, alone = look(*two, query="?between=0-4"), look(*two, query="?run=monday&between=0-4")
     assert part.profile.totals.sums["steps"].sum() == 3 * alone.profile.totals.sums["steps"].sum()
     for context, shown in ((part, False), (alone, True)):
-        assert bool(draw(compare.VIEW, context, [], [], [])[-2]) == shown
+        assert bool(draw(compare.VIEW, context, Places([], [], []), [])[-3]) == shown
 
 
 def test_a_directory_of_recordings(two: tuple[Path, Path]) -> None:

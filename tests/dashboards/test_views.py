@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from dash import no_update
 
 import routeprof
 from routeprof.dashboards.components import term
 from routeprof.dashboards.definitions import DEFINITIONS
-from routeprof.dashboards.drawing import click_target, draw, picked_range, revision
-from routeprof.dashboards.state import ViewState
+from routeprof.dashboards.drawing import Places, click_target, draw, picked_range, revision
+from routeprof.dashboards.state import ViewState, time_stops
 from routeprof.dashboards.view import Context, Panel, View
 from routeprof.dashboards.views import VIEWS, health, heatmap, layer, overflow, overview, timeline
 from routeprof.dashboards.views import view_at as at
@@ -23,6 +24,8 @@ from routeprof.report.csv import TABLES
 from tests.dashboards.made import EXPERTS, FACTORS, HOSTILE, LONG, Writer
 
 Make = Callable[..., Context]
+
+NOWHERE = Places([], [], set())
 
 SELECTIONS = [
     {},
@@ -205,25 +208,45 @@ def test_text_of_the_recording_stays_text(context: Make) -> None:
 
 
 def test_draw_sends_rows_only_of_unfolded_tables(context: Make) -> None:
-    values = draw(layer.VIEW, context(), ["experts", "steps", "gone"], {"experts"}, ["ignored"])
-    notices, cards, _, _, figures, captions, columns, rows, links, _, hidden = values
+    places = Places(["experts", "steps", "gone"], ["gone", "experts", "steps"], {"experts"})
+    values = draw(layer.VIEW, context(), places, ["ignored"])
+    notices, cards, _, _, figures, captions, folds, columns, rows, links, _, _, hidden = values
     assert len(notices) == 1
     assert len(cards) == 7
-    assert len(figures) == len(captions) == 3
-    assert len(rows[0]) == EXPERTS
-    assert columns[1] is rows[1] is figures[2]  # no update
+    assert len(figures) == len(captions) == len(folds) == 3
+    assert len(rows[1]) == EXPERTS
+    assert columns[0] is rows[0] is rows[2] is figures[2] is folds[0]  # no update
     assert [link.href for link in links] == ["/csv/experts.csv", "/csv/layers.csv"]
     assert hidden is False
 
 
+def test_draw_brings_a_grid_when_its_numbers_are_first_wanted(context: Make) -> None:
+    places = Places(["experts", "steps"], ["steps"], {"experts", "steps"})
+    *_, folds, columns, rows, _, _, _, _ = draw(layer.VIEW, context(), places, [])
+    fresh, there = folds
+    assert there is no_update
+    assert len(fresh.rowData) == EXPERTS
+    assert fresh.columnDefs[0]["field"] == "expert"
+    assert len(columns) == len(rows) == 1
+    assert rows[0] is not no_update
+
+
 def test_only_views_that_let_the_reader_choose_time_have_its_slider(context: Make) -> None:
     for item in VIEWS:
-        shown = draw(item, context(), [], set(), [])[-2]
-        assert bool(shown) == ("between" in item.controls)  # of all of the time
+        *_, slider, said, _ = draw(item, context(), NOWHERE, [])
+        assert bool(slider) == bool(said) == ("between" in item.controls)  # of all of the time
+
+
+def test_a_slider_that_its_reader_may_be_moving_is_left_alone(context: Make) -> None:
+    """But for when it has to reach further."""
+    ends = [time_stops(context().whole)[0], 0.5]
+    sliders = [draw(heatmap.VIEW, context(), Places([], [], [], end), [])[-3] for end in ends]
+    assert sliders[0] is no_update
+    assert len(sliders[1]) == 2
 
 
 def test_draw_of_nothing_hides_the_content() -> None:
-    values = draw(overview.VIEW, None, ["imbalance"], set(), ["There is no recording."])
+    values = draw(overview.VIEW, None, Places(["imbalance"], [], set()), ["There is no recording."])
     assert values[-1] is True
     assert "There is no recording." in text_of(values[0])
 
@@ -238,7 +261,7 @@ def test_an_empty_selection_is_said(context: Make) -> None:
     for item in VIEWS:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            values = draw(item, view, [panel.name for panel in item.panels], set(), [])
+            values = draw(item, view, Places([panel.name for panel in item.panels], [], set()), [])
         assert "Nothing was recorded" in text_of(values[0])
 
 
