@@ -16,6 +16,7 @@ from routeprof.dashboards.drawing import (
     draw,
     messages_of,
     picked_range,
+    version,
 )
 from routeprof.dashboards.live.library import Library
 from routeprof.dashboards.routing import contents, identity, menu
@@ -61,11 +62,14 @@ _CLIENTSIDE: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
 def _tick(app: Dash, library: Library) -> None:
     """What to draw anew: nothing, as long as nothing has changed."""
 
-    def tick(_: Any, search: str | None, version: str | None, said: str | None) -> tuple[Any, ...]:
+    def tick(
+        _: Any, search: str | None, path: str | None, known: str | None, said: str | None
+    ) -> tuple[Any, ...]:
         opened = library.open(search)
         now = opened.reading.activity
         badge = (shell.badge(now), now.text) if now.text != said else (no_update, no_update)
-        return opened.version if opened.version != version else no_update, *badge
+        newest = version(library, opened, view_at(path))
+        return newest if newest != known else no_update, *badge
 
     app.callback(
         Output("version", "data"),
@@ -73,6 +77,7 @@ def _tick(app: Dash, library: Library) -> None:
         Output("said", "data"),
         Input("beat", "data"),
         Input("url", "search"),
+        State("url", "pathname"),
         State("version", "data"),
         State("said", "data"),
         prevent_initial_call=True,

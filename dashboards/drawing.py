@@ -16,6 +16,7 @@ from routeprof.dashboards.downloads import csv_href
 from routeprof.dashboards.figures.palette import Scheme
 from routeprof.dashboards.formats import clock
 from routeprof.dashboards.live.library import Library, Opened
+from routeprof.dashboards.live.source import Reading, Source
 from routeprof.dashboards.state import ViewState, duration, time_stops
 from routeprof.dashboards.view import Against, Content, Context, Panel, View
 from routeprof.profile import Profile
@@ -59,12 +60,9 @@ def selected(opened: Opened) -> Profile | None:
 
 def timed(opened: Opened) -> Profile | None:
     """The time of the recording that the numbers are of, with all phases and tags."""
-    reading, between = opened.reading, opened.state.between
-    if reading.profile is None or opened.source is None:
+    if opened.source is None:
         return None
-    if between is None:
-        return reading.profile
-    return opened.source.between(reading, between) or reading.profile
+    return opened.source.select(opened.reading, None, None, opened.state.between)
 
 
 def single(library: Library, opened: Opened) -> Opened:
@@ -80,17 +78,33 @@ def single(library: Library, opened: Opened) -> Opened:
 
 def compared(library: Library, opened: Opened) -> Against | None:
     """The recording to compare with: the chosen one, else the first other one."""
-    others = [name for name in library.singles() if name != opened.name]
-    name = opened.state.against or next(iter(others), "")
-    source = library.source(name)
-    reading = source.read() if source is not None else None
-    if source is None or reading is None or reading.profile is None:
+    found = _other(library, opened)
+    if found is None:
         return None
-    state = opened.state
-    profile = source.select(reading, state.phase, state.tag, None) or reading.profile
-    if source.behind:
-        library.look_again()
-    return Against(name, profile, source.spans(), reading.message)
+    source, reading = found
+    profile = source.select(reading, opened.state.phase, opened.state.tag, None)
+    if profile is None:
+        return None
+    return Against(_other_name(library, opened), profile, source.spans(), reading.message)
+
+
+def version(library: Library, opened: Opened, view: View | None) -> str:
+    """Another one whenever a view has something else to show."""
+    if view is None or "against" not in view.controls:
+        return opened.version
+    opened = single(library, opened)
+    found = _other(library, opened)
+    return f"{opened.version}/{found[1].version if found else ''}"
+
+
+def _other(library: Library, opened: Opened) -> tuple[Source, Reading] | None:
+    source = library.source(_other_name(library, opened))
+    return None if source is None else (source, source.read())
+
+
+def _other_name(library: Library, opened: Opened) -> str:
+    others = (name for name in library.singles() if name != opened.name)
+    return opened.state.against or next(others, "")
 
 
 @dataclass(frozen=True)

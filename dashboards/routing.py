@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from flask import request
 
 from routeprof.dashboards import shell
-from routeprof.dashboards.drawing import NO_NUMBERS, context_of, messages_of, numbers
+from routeprof.dashboards.drawing import NO_NUMBERS, context_of, messages_of, numbers, version
 from routeprof.dashboards.live.library import Library, Opened
 from routeprof.dashboards.recordings import recordings_page
 from routeprof.dashboards.views import view_at
@@ -26,14 +26,14 @@ def layout(library: Library, title: str, *, control: bool = False) -> Any:
     opened = library.open(search)
     frame = shell.Frame(title, pathname, search, control)
     if pathname is None:
-        return shell.shell(frame, opened, None, [], [])
-    return shell.shell(
-        frame,
-        opened,
+        return shell.shell(frame, opened, shell.Start())
+    start = shell.Start(
+        version(library, opened, view_at(pathname)),
         identity(opened),
         contents(library, pathname, search, said=True),
         menu(library, pathname, search),
     )
+    return shell.shell(frame, opened, start)
 
 
 def contents(

@@ -47,22 +47,30 @@ class Frame:
     control: bool
 
 
-def shell(
-    frame: Frame, opened: Opened, identity: str | None, content: list[Any], links: list[Any]
-) -> Any:
-    """The whole page.
+@dataclass(frozen=True)
+class Start:
+    """What the page begins with; by default nothing, which callbacks fill.
 
-    Args:
-        identity: of the recording that the content is of; None where there is none yet.
-        links: the menu.
+    Attributes:
+        version: of the content.
+        identity: of the recording that the content is of.
     """
+
+    version: str = ""
+    identity: str | None = None
+    content: Sequence[Any] = ()
+    menu: Sequence[Any] = ()
+
+
+def shell(frame: Frame, opened: Opened, start: Start) -> Any:
+    """The whole page."""
     reading = opened.reading
     known = {} if frame.pathname is None else {"pathname": frame.pathname, "search": frame.search}
     return dmc.MantineProvider(
         [
             dcc.Location(id="url", refresh=False, **known),
-            dcc.Store(id="version", data=opened.version),
-            dcc.Store(id="identity", data=identity),
+            dcc.Store(id="version", data=start.version),
+            dcc.Store(id="identity", data=start.identity),
             dcc.Store(id="own"),
             dcc.Store(id="theme"),
             dcc.Store(id="said", data=reading.activity.text),
@@ -74,9 +82,9 @@ def shell(
                 [
                     dmc.AppShellHeader(_header(frame, opened)),
                     dmc.AppShellNavbar(
-                        html.Nav(links, id="menu"), p="xs", **{"aria-label": "Views"}
+                        html.Nav(list(start.menu), id="menu"), p="xs", **{"aria-label": "Views"}
                     ),
-                    dmc.AppShellMain(html.Div(content, id="page")),
+                    dmc.AppShellMain(html.Div(list(start.content), id="page")),
                 ],
                 id="shell",
                 header={"height": {"base": 104, "md": 60}},

@@ -227,6 +227,8 @@ class Profile:
 
     def narrowed(self, phase: str | None, tag: str | None) -> Profile:
         """Like ``select``; of a phase or a tag that does not occur there is nothing."""
+        if phase is None and tag is None:
+            return self
 
         def wanted(key: Key) -> bool:
             return phase in (None, key[0]) and tag in (None, tables.tag_name(key[1]))

@@ -44,7 +44,6 @@ class Opened:
     Attributes:
         name: of the recording; empty for none.
         ignored: a line for each part of the address that says nothing.
-        looks: another number while what it is compared with is still being read.
     """
 
     name: str
@@ -52,12 +51,11 @@ class Opened:
     reading: Reading
     state: ViewState
     ignored: tuple[str, ...] = ()
-    looks: int = 0
 
     @property
     def version(self) -> str:
         """Another one whenever something else is to be seen."""
-        return f"{self.reading.version}/{self.looks}/{self.name}"
+        return f"{self.reading.version}/{self.name}"
 
 
 class Library:
@@ -72,7 +70,6 @@ class Library:
         self._found: dict[str, tuple[Path, ...]] = {}
         self._looked = -_LOOK_SECONDS
         self._sources: OrderedDict[str, Source] = OrderedDict()
-        self._looks = 0
 
     @property
     def title(self) -> str:
@@ -106,12 +103,7 @@ class Library:
         else:
             reading = source.read()
         state, ignored = parse_query(search, reading.profile)
-        return Opened(name if source else "", source, reading, state, tuple(ignored), self._looks)
-
-    def look_again(self) -> None:
-        """Let the pages be drawn again although what is open has not changed."""
-        with self._lock:
-            self._looks += 1
+        return Opened(name if source else "", source, reading, state, tuple(ignored))
 
     def source(self, name: str) -> Source | None:
         """What follows the recording of that name; None if there is none."""

@@ -94,14 +94,6 @@ class Source:
             return whole if between is None else whole.select(between=whole.since_start(between))
         return routeprof.load(self.paths) if windows and folded.thinned else profile
 
-    def between(self, reading: Reading, between: tuple[float, float]) -> Profile | None:
-        """The part of a reading whose windows end in this range.
-
-        Args:
-            between: seconds since the first window's start.
-        """
-        return self.select(reading, None, None, between)
-
     def select(
         self,
         reading: Reading,
@@ -134,7 +126,8 @@ class Source:
         """The part of a reading whose windows ended in its last seconds."""
         assert reading.profile is not None
         last = duration(reading.profile)
-        return self.between(reading, (max(last - seconds, 0.0), last)) or reading.profile
+        between = (max(last - seconds, 0.0), last)
+        return self.select(reading, None, None, between) or reading.profile
 
     def spans(self) -> tuple[Span, ...]:
         """Sums of stretches of time that together are all that was read so far."""

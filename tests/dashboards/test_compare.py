@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from routeprof.dashboards.drawing import Places, context_of, draw
+from routeprof.dashboards.drawing import Places, context_of, draw, version
 from routeprof.dashboards.live import follower, source
 from routeprof.dashboards.live.library import Library
 from routeprof.dashboards.panels import noise
@@ -251,14 +251,14 @@ def test_pages_look_again_until_the_other_one_is_read(
     two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "READ_SECONDS", 0.0)
-    monkeypatch.setattr(follower, "BATCH", 4)
+    monkeypatch.setattr(follower, "BATCH", 2)
     library = Library(*two)
     while library.open("?run=monday").reading.message:
         pass
     versions, tokens = [], []
     for _ in range(WINDOWS + 4):
         opened = library.open("?run=monday")
-        versions.append(opened.version)
+        versions.append(version(library, opened, compare.VIEW))
         context = context_of(library, opened, compare.VIEW, "light")
         assert context is not None
         content = compare.fill(context)
@@ -266,6 +266,31 @@ def test_pages_look_again_until_the_other_one_is_read(
     assert len(set(tokens)) > 2
     assert len(set(versions)) == len(set(tokens))  # and then they stay
     assert not content.lead
+
+
+def test_pages_follow_the_other_one_while_it_grows(two: tuple[Path, Path], tmp_path: Path) -> None:
+    grown = tmp_path / "grown"
+    writer = Writer(grown)
+    writer.write()
+    library = Library(two[0], grown)
+    query = f"?run={two[0].name}&against=grown"
+
+    def seen() -> tuple[str, str | None]:
+        opened = library.open(query)
+        newest = version(library, opened, compare.VIEW)
+        context = context_of(library, opened, compare.VIEW, "light")
+        assert context is not None
+        cards = {card.name: card.value for card in compare.fill(context).cards}
+        return newest, cards["tokens_b"]
+
+    before = seen()
+    assert seen() == before
+    writer.write()
+    for name in library.names():
+        library.source(name)._due = 0.0
+    after = seen()
+    assert after[0] != before[0]
+    assert after[1] != before[1]
 
 
 # -- which two

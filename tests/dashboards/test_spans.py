@@ -59,7 +59,7 @@ def test_ranges_are_those_of_the_parts(
     assert sum(len(span.parts) for span in source.spans()) == 40 * ranks
     for between in ((0.0, 40.0), (0.0, 1.0), (7.0, 23.5), (12.0, 12.5), (39.5, 50.0)):
         expected = whole.select(between=whole.since_start(between))
-        same(source.between(reading, between), expected)
+        same(source.select(reading, None, None, between), expected)
 
 
 def test_the_page_comes_before_everything_is_read(
@@ -85,6 +85,6 @@ def test_a_range_without_windows_is_empty(tmp_path: Path) -> None:
     path = tmp_path / "short"
     fill(path, 3)
     source = Source(path)
-    empty = source.between(source.read(), (100.0, 200.0))
+    empty = source.select(source.read(), None, None, (100.0, 200.0))
     assert empty is not None
     assert empty.captured == []
