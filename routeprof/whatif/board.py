@@ -44,6 +44,7 @@ class Board:
         item: load of every slot, ``[rows, slots]``.
         time: of every GPU, load by speed, ``[rows, gpus]``.
         home: the node of every expert, ``[experts]``.
+        changes: swaps so far.
         fewest, most: replicas of one expert that a GPU holds, ``[gpus]``: 0 and 1 unless it has
             more slots than there are experts for it.
     """
@@ -59,6 +60,7 @@ class Board:
         self.home = np.empty(task.rows.shape[1], dtype=np.int64)
         self.home[expert] = task.cluster.node_of_slot
         self.expert = expert.copy()
+        self.changes = 0
         self.refresh()
 
     def refresh(self) -> None:
@@ -81,6 +83,7 @@ class Board:
         for moving, old, new in ((first, ours, theirs), (second, theirs, ours)):
             np.add.at(self.held, (old, self.expert[moving]), -1)
             np.add.at(self.held, (new, self.expert[moving]), 1)
+        self.changes += 1
         both, turned = np.concatenate((first, second)), np.concatenate((second, first))
         self.expert[both] = self.expert[turned]
         self.item[:, both] = self.item[:, turned]

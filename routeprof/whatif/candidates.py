@@ -13,11 +13,16 @@ from routeprof.whatif.bounds import lower_bound
 from routeprof.whatif.cluster import Cluster
 from routeprof.whatif.eplb import rebalance_experts
 from routeprof.whatif.replicas import first_placement
-from routeprof.whatif.search import Patience, put_in_order, search
+from routeprof.whatif.search import Patience, obeys, put_in_order, search
 from routeprof.whatif.typical import typical_steps
+
+RAW = "raw"
 
 STEPS_OF_ONE = 8
 """Steps that a typical step stands for, at least, or it would show chance."""
+
+ALIKE_IN = 16
+"""Typical steps in which two experts are compared before one takes the other's place."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +51,14 @@ class Problem:
         groups: of experts that are kept on a node; 1 for none.
         today: the expert in every slot now, ``[layers, slots]``, None where that is not known.
         moves: experts of a layer that may come to another GPU; None for any number.
+        repeats: leave the trusted placement as it is where a GPU holds an expert twice.
     """
 
     cluster: Cluster
     groups: int
     today: IntArray | None
     moves: int | None
+    repeats: bool
 
     @property
     def grounds(self) -> Cluster:
@@ -74,17 +81,25 @@ class Problem:
 def candidates(
     problem: Problem, loads: FloatArray, depth: Depth, known: dict[str, IntArray]
 ) -> dict[str, IntArray]:
-    """Placements ``[layers, slots]`` by what made them; the trusted one first, as it is.
+    """Placements ``[layers, slots]`` by what made them.
+
+    The trusted one comes first as it is, as ``RAW``, and then put in order. Where there is none,
+    for uneven GPUs, what was searched on sums is trusted.
 
     Args:
         loads: ``[steps, layers, experts]``.
         known: candidates made for a part of the loads, to start from.
     """
     found: dict[str, IntArray] = {}
+    starts: list[IntArray] = []
     mean = loads.mean(axis=0, keepdims=True)
     if problem.trusted != "sums":
-        found[problem.trusted] = _trusted(problem, mean)
-    starts = [*found.values(), *(known[name] for name in ("sums",) if name in known)]
+        found[RAW] = _trusted(problem, mean)
+        starts.append(found[RAW])
+        found[problem.trusted] = (
+            found[RAW] if problem.repeats else in_order(problem, loads, found[RAW])
+        )
+    starts += [known[name] for name in ("sums",) if name in known]
     found["sums"] = _searched(problem, mean, depth.sums, starts)
     typical = min(depth.typical, len(loads) // STEPS_OF_ONE)
     if typical > 1:
@@ -98,8 +113,9 @@ def candidates(
 def in_order(problem: Problem, loads: FloatArray, slots: IntArray) -> IntArray:
     """A placement after what its GPUs hold too often was given to other experts."""
     mean = loads.mean(axis=0, keepdims=True)
+    rows = np.concatenate((typical_steps(loads, ALIKE_IN), mean)) if len(loads) > 1 else mean
     boards = [
-        Board(problem.task(mean[:, layer], layer), placed) for layer, placed in enumerate(slots)
+        Board(problem.task(rows[:, layer], layer), placed) for layer, placed in enumerate(slots)
     ]
     for board in boards:
         put_in_order(board)
@@ -122,7 +138,7 @@ def _searched(
     for layer, bound in enumerate(bounds):
         task = problem.task(rows[:, layer], layer)
         tries = [start[layer] for start in starts]
-        if problem.moves is None and (not tries or problem.groups > 1):
+        if problem.moves is None and (problem.groups > 1 or not tries or not obeys(task, tries[0])):
             tries.append(first_placement(task.rows, problem.grounds, problem.groups))
         best = min(tries, key=lambda start: _score_in_order(task, start))
         placed.append(search(task, best, float(bound), patience))

@@ -20,6 +20,9 @@ from routeprof.whatif.rules import may_come, may_go, may_replace, may_swap
 MOST_CELLS = 400_000
 """Changes × rows that are weighed in one go; above it a kind of change is left out."""
 
+MOST_SWAPS = 60_000
+"""Exchanges × rows that are weighed in one go."""
+
 EVENNESS = 0.1
 """What the load of the two GPUs of an exchange counts beside that of the slowest GPU."""
 
@@ -36,8 +39,13 @@ class Change:
 
 
 def best_swap(board: Board, gpu: int) -> Change | None:
-    """Exchange a replica on ``gpu`` with one on another GPU."""
+    """Exchange a replica on ``gpu`` with one on another GPU.
+
+    Where there are many, only some of those on ``gpu`` are looked at, others each time.
+    """
     mine = board.slots_of(gpu)
+    stride = -(-len(mine) * board.item.size // MOST_SWAPS)
+    mine = mine[board.changes % min(stride, len(mine)) :: stride]
     leaving, coming = board.item[:, mine, np.newaxis], board.item[:, np.newaxis, :]
     score, order = _after_exchange(board, gpu, leaving - coming, board.cluster.gpu_of_slot)
     if board.task.together is not None:
@@ -48,6 +56,19 @@ def best_swap(board: Board, gpu: int) -> Change | None:
     if order[one, other] == np.inf:
         return None
     return Change(float(score[one, other]), lambda: board.swap(mine[one], other))
+
+
+def mildest_swap(board: Board, slot: int) -> Change | None:
+    """Exchange what is in ``slot`` with something elsewhere of about the same load."""
+    gpu, mine = int(board.cluster.gpu_of_slot[slot]), np.array([slot])
+    difference = board.item[:, mine, np.newaxis] - board.item[:, np.newaxis, :]
+    score, _ = _after_exchange(board, gpu, difference, board.cluster.gpu_of_slot)
+    order = np.maximum(score, board.score) + np.abs(difference).sum(axis=0)
+    order[~may_swap(board, gpu, mine)] = np.inf
+    other = int(order.argmin())
+    if order[0, other] == np.inf:
+        return None
+    return Change(float(score[0, other]), lambda: board.swap(slot, other))
 
 
 def best_pair_swap(board: Board, gpu: int) -> Change | None:

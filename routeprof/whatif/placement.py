@@ -19,11 +19,11 @@ from routeprof.metrics._arrays import (
 )
 from routeprof.whatif.board import Board, Task
 from routeprof.whatif.bounds import lower_bound
-from routeprof.whatif.candidates import Depth, Problem, candidates, in_order
+from routeprof.whatif.candidates import RAW, Depth, Problem, candidates
 from routeprof.whatif.cluster import Cluster
 from routeprof.whatif.judge import rank_times, step_loads
 from routeprof.whatif.search import Patience, gather_pairs
-from routeprof.whatif.validation import TOLERANCE, holds_in_scenarios, holds_on_later_steps
+from routeprof.whatif.validation import TOLERANCE, Outlook, in_scenarios, on_later_steps, over
 
 Effort = Literal["low", "normal", "high"]
 
@@ -66,6 +66,7 @@ def place(
     effort: Effort = "normal",
     today: npt.ArrayLike | None = None,
     moves: int | None = None,
+    repeats: bool = False,
     together: npt.ArrayLike | None = None,
     traffic: float = 0.0,
 ) -> Placement:
@@ -87,6 +88,11 @@ def place(
         moves: how many experts of a layer may come to a GPU that does not hold them today. The
             search then starts from today's placement, which is kept where nothing is sure to be
             better.
+        repeats: a GPU may hold an expert twice where EPLB (or today's placement) wants it so and
+            nothing else is sure to be better. It wastes memory, but splits a hot expert unevenly,
+            which can make the slowest GPU faster than any placement without. Otherwise no GPU does
+            unless it has more slots than there are experts for it, and what EPLB repeats is
+            exchanged for something alike.
         together: tokens that chose both of two experts, ``[layers, experts, experts]``.
         traffic: what it is worth, as a share of the slowest GPU's time, that all those pairs are
             served on one GPU rather than none. The search then goes on from what was chosen.
@@ -96,7 +102,7 @@ def place(
             companion, or shapes that do not fit.
     """
     steps = step_loads(loads)
-    problem = _problem(steps, cluster, groups, today, moves)
+    problem = _problem(steps, cluster, groups, today, moves, repeats)
     pairs = _pairs(steps, together, traffic)
     if effort not in EFFORTS:
         raise UsageError(f"effort is {effort!r}: pass one of {', '.join(EFFORTS)}")
@@ -117,6 +123,7 @@ def _problem(
     groups: int,
     today: npt.ArrayLike | None,
     moves: int | None,
+    repeats: bool,
 ) -> Problem:
     layers, experts = loads.shape[1:]
     require_positive(groups=groups)
@@ -135,7 +142,7 @@ def _problem(
         rank_times(now, loads[:1], cluster)  # raises where it is no placement
     if now is not None and moves is not None and groups > 1:
         _require_at_home(now, cluster, experts)
-    return Problem(cluster, groups, now, moves)
+    return Problem(cluster, groups, now, moves, repeats)
 
 
 def _require_nodes(cluster: Cluster, groups: int, experts: int) -> None:
@@ -181,41 +188,56 @@ def _pairs(loads: FloatArray, together: npt.ArrayLike | None, traffic: float) ->
 
 
 def _chosen(problem: Problem, loads: FloatArray, depth: Depth) -> tuple[IntArray, tuple[str, ...]]:
-    """The placement of every layer, and what made it."""
+    """The placement of every layer, and what made it.
+
+    The trusted one, put in order, unless another is quicker and bears no risk. Where order itself
+    bears one, what may be expected to be the quickest.
+    """
     first, later = np.array_split(loads, 2)
     half = candidates(problem, first, depth.without_kicks(), {}) if len(later) > 1 else {}
     fitted = candidates(problem, loads, depth, half)
     tested, unseen = (half, later) if half else (fitted, loads)
-    trusted, *others = fitted
+    names = [name for name in fitted if name in tested and name != RAW]
+    outlooks = {name: _outlook(problem, loads, fitted, half, name) for name in names}
+    times = {name: _slowest(tested[name], unseen, problem.cluster) for name in names}
 
-    slots = _in_order_or_sums(problem, loads, fitted)
-    time = _slowest(tested[trusted], unseen, problem.cluster)
-    origin = np.full(loads.shape[1], trusted, dtype=object)
-    for name in others:
-        if name not in tested:
-            continue
-        its_time = _slowest(tested[name], unseen, problem.cluster)
-        better = its_time < time
-        if len(loads) > 1:
-            better &= holds_in_scenarios(fitted[name], fitted[trusted], loads, problem.cluster)
-        if half:
-            better &= holds_on_later_steps(half[name], half[trusted], later, problem.cluster)
-        slots = np.where(better[:, np.newaxis], fitted[name], slots)
-        time = np.where(better, its_time, time)
-        origin[better] = name
-    return slots, tuple(origin)
-
-
-def _in_order_or_sums(problem: Problem, loads: FloatArray, fitted: dict[str, IntArray]) -> IntArray:
-    """The trusted placement put in order; what was searched on sums where order costs too much."""
-    trusted = fitted[problem.trusted]
-    ordered = in_order(problem, loads, trusted)
-    total = loads.mean(axis=0, keepdims=True)
-    cost, searched = (
-        _slowest(slots, total, problem.cluster) for slots in (ordered, fitted["sums"])
+    best = np.zeros(loads.shape[1], dtype=np.int64)
+    every = np.arange(loads.shape[1])
+    time, expected, risk = (
+        np.stack(rows)
+        for rows in (
+            [times[name] for name in names],
+            [outlooks[name].expected for name in names],
+            [outlooks[name].risk for name in names],
+        )
     )
-    dear = cost > _slowest(trusted, total, problem.cluster) * (1 + TOLERANCE / 2)
-    return np.where((dear & (searched < cost))[:, np.newaxis], fitted["sums"], ordered)
+    for number in range(1, len(names)):
+        sure = (risk[number] <= 1 + TOLERANCE) & (expected[number] <= 1)
+        quicker = time[number] < time[best, every]
+        forced = np.minimum(expected, risk)[best, every] > 1 + TOLERANCE
+        likely = expected[number] < expected[best, every] - TOLERANCE
+        best[(sure & quicker) | (forced & likely)] = number
+    slots = np.stack([fitted[name] for name in names])[best, every]
+    return slots, tuple(names[number] for number in best)
+
+
+def _outlook(
+    problem: Problem,
+    loads: FloatArray,
+    fitted: dict[str, IntArray],
+    half: dict[str, IntArray],
+    name: str,
+) -> Outlook:
+    """A candidate beside the trusted placement, which is the first."""
+    trusted, cluster = next(iter(fitted)), problem.cluster
+    if len(loads) == 1:
+        now = over(*(_slowest(fitted[one], loads, cluster) for one in (name, trusted)))
+        return Outlook(now, now)
+    outlook = in_scenarios(fitted[name], fitted[trusted], loads, cluster)
+    if not half:
+        return outlook
+    later = np.array_split(loads, 2)[1]
+    return outlook.and_also(on_later_steps(half[name], half[trusted], later, cluster))
 
 
 def _slowest(slots: IntArray, loads: FloatArray, cluster: Cluster) -> FloatArray:

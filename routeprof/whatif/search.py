@@ -15,11 +15,21 @@ from routeprof.whatif.moves import (
     best_pair_swap,
     best_replacement,
     best_swap,
+    mildest_swap,
 )
-from routeprof.whatif.rules import may_swap
+from routeprof.whatif.rules import may_replace, may_swap
 
 CLOSE = 2e-5
 """Where the search ends: so near to the bound, relatively."""
+
+RESHUFFLES = 0.5
+"""Share of the kicks that change replica numbers."""
+
+SMALL = 64
+"""Slots of a layer that is shaken more often when it has fewer."""
+
+MILD = 2e-4
+"""Relative loss that keeping to the replica numbers is worth."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,8 @@ def search(task: Task, start: IntArray, bound: float, patience: Patience) -> Int
     goal = bound * (1 + CLOSE)
     _descend(board, goal, patience)
     random = np.random.default_rng(0)
-    for _ in range(patience.kicks):
+    # Small layers are cheap, and have more dead ends.
+    for _ in range(patience.kicks * (1 + SMALL // len(start))):
         score = board.score
         if score <= goal:
             break
@@ -67,14 +78,32 @@ def search(task: Task, start: IntArray, bound: float, patience: Patience) -> Int
 
 
 def put_in_order(board: Board) -> None:
-    """Give to other experts what a GPU holds more often than the rules want."""
-    experts = np.arange(len(board.count))
+    """Take away what a GPU holds too often, changing as little as can be."""
     while len(excess := _excess(board)):
-        slots = np.repeat(excess, len(experts))
-        change = best_of_replacements(board, slots, np.tile(experts, len(excess)))
+        change = _orderly(board, excess)
         if change is None:
             return
         change.apply()
+
+
+def _orderly(board: Board, excess: IntArray) -> Change | None:
+    """An exchange with something alike, or where that costs, a slot given to another expert."""
+    swap = None if board.crowded else mildest_swap(board, int(excess[0]))
+    if swap is not None and swap.score <= board.score * (1 + MILD):
+        return swap
+    experts = np.tile(np.arange(len(board.count)), len(excess))
+    slots = np.repeat(excess, len(board.count))
+    gpu = board.cluster.gpu_of_slot[slots]
+    rarer = board.held[gpu, experts] <= board.held[gpu, board.expert[slots]] - 2
+    put = best_of_replacements(board, slots[rarer], experts[rarer])
+    if swap is None or put is None:
+        return swap or put
+    return min(swap, put, key=lambda change: change.score)
+
+
+def obeys(task: Task, slots: IntArray) -> bool:
+    """Whether no GPU holds an expert too often."""
+    return not len(_excess(Board(task, slots)))
 
 
 def gather_pairs(task: Task, start: IntArray) -> IntArray:
@@ -133,7 +162,9 @@ def _slowest_gpus(board: Board, number: int) -> list[int]:
 
 
 def _shake(board: Board, random: np.random.Generator) -> None:
-    """Swap two replicas of the slowest GPU with others at random."""
+    """Swap two replicas of the slowest GPU with others, or give a spare slot away, at random."""
+    if random.random() < RESHUFFLES and _give_away(board, random):
+        return
     (gpu,) = _slowest_gpus(board, 1)
     mine = board.slots_of(gpu)
     for _ in range(2):
@@ -142,3 +173,16 @@ def _shake(board: Board, random: np.random.Generator) -> None:
             return
         choice = random.integers(len(one))
         board.swap(mine[one[choice]], other[choice])
+
+
+def _give_away(board: Board, random: np.random.Generator) -> bool:
+    """Put a random expert into a random spare slot; whether there is such a change."""
+    spare = np.flatnonzero(board.count[board.expert] > 1)
+    experts = np.arange(len(board.count))
+    slots = np.repeat(spare, len(experts))
+    allowed = np.flatnonzero(may_replace(board, slots, np.tile(experts, len(spare))))
+    if not len(allowed):
+        return False
+    slot, expert = divmod(int(random.choice(allowed)), len(experts))
+    board.put(int(spare[slot]), expert)
+    return True

@@ -7,10 +7,11 @@ steps vary as much as they did.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from routeprof.metrics._arrays import FloatArray, IntArray
-from routeprof.whatif.board import BoolArray
+from routeprof.metrics._arrays import FloatArray, IntArray, ratio
 from routeprof.whatif.cluster import Cluster
 from routeprof.whatif.judge import rank_times
 
@@ -32,20 +33,34 @@ def student(blocks: int) -> float:
     return float(_STUDENT[min(blocks - 1, len(_STUDENT)) - 1])
 
 
-def holds_on_later_steps(
-    candidate: IntArray, trusted: IntArray, later: FloatArray, cluster: Cluster
-) -> BoolArray:
-    """Whether the slowest rank is faster on steps that neither placement was made for.
+@dataclass(frozen=True)
+class Outlook:
+    """The slowest rank's time over the trusted placement's, ``[layers]`` each.
 
-    The difference of the two, by block of steps, must be significant at 99 % against
-    ``TOLERANCE``, and that of the added up loads within it.
+    Attributes:
+        expected: in the mean.
+        risk: what it may come to in 1 % of the cases.
+    """
+
+    expected: FloatArray
+    risk: FloatArray
+
+    def and_also(self, other: Outlook) -> Outlook:
+        """The worse of two."""
+        return Outlook(np.maximum(self.expected, other.expected), np.maximum(self.risk, other.risk))
+
+
+def on_later_steps(
+    candidate: IntArray, trusted: IntArray, later: FloatArray, cluster: Cluster
+) -> Outlook:
+    """How the candidate compares with the trusted placement on steps that neither was made for.
+
+    By step, with a margin of 99 % from the deviation between blocks, or for the loads added up; the
+    worse of the two.
 
     Args:
         candidate, trusted: ``[layers, slots]``.
         later: ``[steps, layers, experts]``, two steps or more.
-
-    Returns:
-        ``[layers]``.
     """
     times, old_times = (rank_times(slots, later, cluster) for slots in (candidate, trusted))
     slowest, old = times.max(axis=2), old_times.max(axis=2)
@@ -54,28 +69,25 @@ def holds_on_later_steps(
     deviation = difference.std(axis=0, ddof=1) / np.sqrt(len(parts))
     # What comes later varies once more.
     margin = student(len(parts)) * np.sqrt(1.5) * deviation
-    total, old_total = (time.mean(axis=0).max(axis=1) for time in (times, old_times))
-    by_step = difference.mean(axis=0) + margin <= TOLERANCE * old.mean(axis=0)
-    return np.asarray(
-        by_step & (difference.mean(axis=0) <= 0) & (total <= old_total * (1 + TOLERANCE))
-    )
+    total = over(*(time.mean(axis=0).max(axis=1) for time in (times, old_times)))
+    by_step = over(slowest.mean(axis=0), old.mean(axis=0))
+    with_margin = over(slowest.mean(axis=0) + margin, old.mean(axis=0))
+    return Outlook(np.maximum(by_step, total), np.maximum(with_margin, total))
 
 
-def holds_in_scenarios(
+def in_scenarios(
     candidate: IntArray, trusted: IntArray, loads: FloatArray, cluster: Cluster
-) -> BoolArray:
-    """Whether the slowest rank's added up load stays below the trusted placement's.
-
-    Looked at in scenarios of what the loads might become, see `scenarios`: in 99 % of them by no
-    more than ``TOLERANCE`` above, and below in the mean.
-
-    Returns:
-        ``[layers]``.
-    """
+) -> Outlook:
+    """How the candidate compares for added up loads that change, see `scenarios`."""
     future = scenarios(loads)
     new, old = (rank_times(slots, future, cluster).max(axis=2) for slots in (candidate, trusted))
-    worse = (new > old * (1 + TOLERANCE)).mean(axis=0)
-    return np.asarray((worse <= 0.01) & (new.mean(axis=0) <= old.mean(axis=0)))
+    expected = over(new.mean(axis=0), old.mean(axis=0))
+    return Outlook(expected, np.quantile(over(new, old), 0.99, axis=0))
+
+
+def over(new: FloatArray, old: FloatArray) -> FloatArray:
+    """Quotient; 1 where both are 0, as in a layer without load."""
+    return np.where(old > 0, ratio(new, old), 1.0)
 
 
 def scenarios(loads: FloatArray) -> FloatArray:

@@ -1,0 +1,130 @@
+"""How good and how fast expert placement is: ``python -m tests.bench.placement``.
+
+Loads are fitted on the first half of their steps and judged on the second, by ours and by EPLB:
+the slowest rank's load over the mean rank's (of added up loads), and over all steps (stragglers).
+Where ``--eplb FILE`` names DeepSeek's own ``eplb.py``, which isn't part of this project, it is
+timed too, and its placements must be as slow as those of EPLB rewritten here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from time import process_time
+from types import ModuleType
+
+import numpy as np
+import torch
+
+from routeprof.whatif.cluster import Cluster
+from routeprof.whatif.eplb import rebalance_experts
+from routeprof.whatif.judge import judge
+from routeprof.whatif.placement import Effort, place
+from tests.whatif.corpus import Case, case
+
+REALDATA = Path(__file__).parents[2].parent / "shared" / "realdata"
+SIZES = ((256, 8), (256, 32), (288, 32), (288, 72), (320, 64))
+HEADER = (
+    f"{'problem':36}{'EPLB fitted':>16}{'held out':>16}{'ours fitted':>16}{'held out':>16}"
+    f"{'bound':>8}{'EPLB s':>8}{'orig. s':>8}{'ours s':>8}"
+)
+
+
+def real(path: Path, name: str) -> Iterator[Case]:
+    """A model's measured load: the sums, and steps drawn from them."""
+    loads = np.array(json.loads(path.read_text())["logical_count"])[3:]
+    for slots, gpus in SIZES:
+        yield Case(f"{name} {slots} on {gpus}, sums", loads[None], loads[None], gpus, slots)
+    random = np.random.default_rng(0)
+    shares = loads / loads.sum(axis=1, keepdims=True)
+    for slots, gpus in SIZES:
+        steps = random.poisson(shares * 32_768, (128, *loads.shape)).astype(np.float64)
+        yield Case(f"{name} {slots} on {gpus}, 64 steps", steps[:64], steps[64:], gpus, slots)
+
+
+def cases(number: int) -> Iterator[Case]:
+    if REALDATA.is_dir():
+        folder = REALDATA / "sglang-dsv3"
+        yield from real(folder / "decode_in2000out100.json", "dsv3 decode")
+        yield from real(folder / "prefill_in2048.json", "dsv3 prefill")
+    else:
+        print("recordings of real models (../shared/realdata) are not on this machine")
+    yield from map(case, range(number))
+
+
+def compared(one: Case, effort: Effort, repeats: bool, original: ModuleType | None) -> np.ndarray:
+    """Prints a row; our held-out figures over EPLB's."""
+    cluster, total = Cluster.even(one.gpus, one.slots), one.fit.sum(axis=0)
+    start = process_time()
+    eplb = rebalance_experts(total, one.slots, 1, 1, one.gpus)[0]
+    eplb_time = process_time() - start
+    original_time = timed_original(original, total, one, eplb, cluster)
+    start = process_time()
+    placement = place(one.fit, cluster, effort=effort, repeats=repeats)
+    our_time = process_time() - start
+    figures = [
+        [np.mean(found.slowest_over_mean), np.mean(found.straggler_factor)]
+        for slots in (eplb, placement.slots)
+        for found in (judge(slots, one.fit, cluster), judge(slots, one.held_out, cluster))
+    ]
+    mean = one.fit.sum(axis=2).mean(axis=0) / one.gpus
+    columns = "".join(f"{summed:9.4f}{by_step:7.3f}" for summed, by_step in figures)
+    times = f"{eplb_time:8.3f}{original_time:8.3f}{our_time:8.3f}"
+    print(f"{one.name:36}{columns}{np.mean(placement.bound / mean):8.4f}{times}", flush=True)
+    return np.array(figures[3]) / figures[1]
+
+
+def timed_original(
+    original: ModuleType | None, total: np.ndarray, one: Case, eplb: np.ndarray, cluster: Cluster
+) -> float:
+    if original is None:
+        return float("nan")
+    weight = torch.tensor(total)
+    start = process_time()
+    slots = original.rebalance_experts(weight, one.slots, 1, 1, one.gpus)[0].numpy()
+    seconds = process_time() - start
+    # It sorts equal loads in any order, so slots may differ.
+    theirs, ours = (judge(found, total, cluster).slowest for found in (slots, eplb))
+    if not np.allclose(theirs, ours, rtol=0.05):
+        print(f"{one.name}: EPLB rewritten differs from its original")
+    return seconds
+
+
+def loaded(path: Path | None) -> ModuleType | None:
+    if path is None:
+        return None
+    spec = importlib.util.spec_from_file_location("original_eplb", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--eplb", type=Path, help="DeepSeek's eplb.py, to be timed")
+    parser.add_argument("--effort", choices=["low", "normal", "high"], default="normal")
+    parser.add_argument("--repeats", action="store_true", help="keep what EPLB repeats on a GPU")
+    parser.add_argument("--cases", type=int, default=48, help="number of made up problems")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    original = loaded(options.eplb)
+    print(HEADER)
+    ratios = np.array(
+        [compared(one, options.effort, options.repeats, original) for one in cases(options.cases)]
+    )
+    print("\nours over EPLB, held out       summed   by step")
+    for name, (summed, by_step) in {
+        "geometric mean": np.exp(np.log(ratios).mean(axis=0)),
+        "largest": ratios.max(axis=0),
+        "problems above 1.001": (ratios > 1.001).sum(axis=0),
+    }.items():
+        print(f"{name:28}{summed:9.4f} {by_step:9.4f}")
+
+
+if __name__ == "__main__":
+    main()
