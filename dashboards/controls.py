@@ -10,7 +10,7 @@ from dash import html
 
 from routeprof.dashboards import formats
 from routeprof.dashboards.live.library import Opened
-from routeprof.dashboards.panels.placements import recorded, usual_ranks
+from routeprof.dashboards.panels.placements import usual_ranks
 from routeprof.dashboards.state import (
     ALL,
     MEASURES,
@@ -22,6 +22,7 @@ from routeprof.dashboards.state import (
     duration,
     time_stops,
 )
+from routeprof.placements import recorded
 from routeprof.profile import Profile
 from routeprof.tables import tag_name
 

@@ -186,7 +186,7 @@ def _layer_row(
 
 
 @dataclass(frozen=True)
-class _Steps:
+class LayerSteps:
     """Steps of one layer and some keys.
 
     Attributes:
@@ -199,13 +199,14 @@ class _Steps:
     whole: bool
 
 
-def _steps(profile: Profile, numbers: list[int], position: int, layer: Layer) -> _Steps:
+def layer_steps(profile: Profile, numbers: list[int], position: int, layer: Layer) -> LayerSteps:
+    """Steps of the layer at a position of ``info.layers`` (level steps); see ``groups``."""
     table, totals = profile.step_counts(), profile.totals
     mine = (table.layer == layer.index) & np.isin(profile.step_keys, numbers)
     counts, tokens = table.counts[mine][:, : layer.experts], table.tokens[mine]
     summed = _total(totals.lists["counts"], numbers)[position, : layer.experts]
     whole = tokens.sum() == _total(totals.sums["tokens"], numbers)[position]
-    return _Steps(counts, tokens, bool(whole and np.array_equal(counts.sum(0), summed)))
+    return LayerSteps(counts, tokens, bool(whole and np.array_equal(counts.sum(0), summed)))
 
 
 def _step_imbalance(
@@ -214,7 +215,7 @@ def _step_imbalance(
     """Quantiles over steps: exact where every step was kept, else from the histogram."""
     totals = profile.totals
     if profile.has("steps") and profile.files is not None:
-        steps = _steps(profile, numbers, position, layer)
+        steps = layer_steps(profile, numbers, position, layer)
         if steps.whole:
             ratio = balance.imbalance_ratio(steps.counts)
             return {
@@ -394,7 +395,7 @@ def _step_overflow(
 ) -> Iterator[dict[str, Any]]:
     ran = _total(profile.totals.sums["steps"], numbers)
     for position, layer in moe_layers(profile):
-        steps = _steps(profile, numbers, position, layer)
+        steps = layer_steps(profile, numbers, position, layer)
         if not len(steps.tokens):
             continue
         for factor in wanted:

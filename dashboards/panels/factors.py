@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping
-from fractions import Fraction
 
 import numpy as np
 import pandas as pd
 
 from routeprof.dashboards.panels.stepwise import LayerSteps
-from routeprof.metrics.capacity import FACTOR_GRID, capacity, required_capacity_factor
-from routeprof.metrics.overflow import overflow_assignments, smallest_factor_for
+from routeprof.metrics.overflow import RoutedSteps, smallest_common_factor
 
 RATES = (0.0, 0.001, 0.01)
 COLUMNS = "accepted_rate factor_needed factor_needed_worst worst_layer".split()
@@ -24,39 +21,20 @@ def exact(steps: Mapping[int, LayerSteps], top_k: Mapping[int, int]) -> pd.DataF
         steps: of all layers that have assignments, by the layer's index.
         top_k: experts per token of each layer.
     """
+    layers = {
+        index: RoutedSteps(own.counts, own.tokens, top_k[index]) for index, own in steps.items()
+    }
     rows = []
     for rate in RATES:
         each = {
-            index: smallest_factor_for(own.counts, own.tokens, top_k[index], rate)
-            for index, own in steps.items()
+            index: smallest_common_factor([own], rate)
+            for index, own in layers.items()
             if own.counts.any()
         }
         worst = max(each, key=lambda index: each[index])
-        together = _of_all(steps, top_k, rate)
+        together = smallest_common_factor(list(layers.values()), rate)
         rows.append((rate, f"{together:g}", f"{each[worst]:g}", worst))
     return pd.DataFrame(rows, columns=COLUMNS)
-
-
-def _of_all(steps: Mapping[int, LayerSteps], top_k: Mapping[int, int], rate: float) -> float:
-    """Like ``smallest_factor_for``, for layers of any size together."""
-    routed = sum(int(own.tokens.sum()) * top_k[index] for index, own in steps.items())
-    accepted = Fraction(rate).limit_denominator(1_000_000) * routed
-
-    def fits(grid: int) -> bool:
-        factor = Fraction(grid, FACTOR_GRID)
-        over = 0
-        for index, own in steps.items():
-            slots = capacity(own.tokens, top_k[index], own.counts.shape[1], factor)
-            over += int(overflow_assignments(own.counts, slots).sum())
-        return over <= accepted
-
-    required = [
-        np.nanmax(required_capacity_factor(own.counts, own.tokens, top_k[index]))
-        for index, own in steps.items()
-        if own.counts.any()
-    ]
-    enough = round(float(max(required)) * FACTOR_GRID)
-    return (1 + bisect_left(range(1, enough), True, key=fits)) / FACTOR_GRID
 
 
 def among_recorded(every: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from routeprof.dashboards import formats
-from routeprof.dashboards.panels.placements import Recorded, loads, recorded, usual_ranks
+from routeprof.dashboards.panels.placements import loads, usual_ranks
 from routeprof.dashboards.panels.stepwise import whole_steps
 from routeprof.dashboards.state import PLACEMENTS
 from routeprof.dashboards.view import Context, has_values
 from routeprof.metrics import balance
+from routeprof.placements import Recorded, recorded
 from routeprof.tables import moe_layers
 from routeprof.topology import Layer
 

@@ -8,6 +8,8 @@ figures say what would overflow.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
@@ -102,13 +104,53 @@ def dropped_token_rate(
         UsageError: ids without two axes, or an unknown order.
     """
     chosen = id_array(ids, "ids", experts)
+    valid = chosen >= 0
+    served = (valid & ~beyond_capacity(chosen, capacity, experts, order=order)).any(axis=1)
+    present = valid.any(axis=1)
+    return float(ratio((present & ~served).sum(), present.sum()))
+
+
+def beyond_capacity(
+    ids: npt.ArrayLike, capacity: int, experts: int, *, order: Order = "choice"
+) -> npt.NDArray[np.bool_]:
+    """The assignments of one step that find their expert's slots taken.
+
+    Args:
+        ids, capacity, experts, order: as for `dropped_token_rate`.
+
+    Returns:
+        bool ``[tokens, k]``, False for ids outside 0…experts − 1.
+
+    Raises:
+        UsageError: ids without two axes, or an unknown order.
+
+    >>> beyond_capacity([[0], [1], [0], [0]], capacity=1, experts=2).ravel().tolist()
+    [False, False, True, True]
+    """
+    chosen = id_array(ids, "ids", experts)
     if order not in ("choice", "token"):
         raise UsageError(f"order is {order!r}: pass 'choice' or 'token'")
     queue = _queue_positions(chosen.T).T if order == "choice" else _queue_positions(chosen)
-    valid = chosen >= 0
-    served = (valid & (queue < capacity)).any(axis=1)
-    present = valid.any(axis=1)
-    return float(ratio((present & ~served).sum(), present.sum()))
+    return np.asarray((chosen >= 0) & (queue >= capacity))
+
+
+@dataclass(frozen=True)
+class RoutedSteps:
+    """Steps of one layer.
+
+    Attributes:
+        counts: assignments per expert, int64 ``[steps, experts]``.
+        tokens: int64 ``[steps]``.
+        top_k: experts per token.
+    """
+
+    counts: IntArray
+    tokens: IntArray
+    top_k: int
+
+    @property
+    def experts(self) -> int:
+        return int(self.counts.shape[1])
 
 
 def smallest_factor_for(
@@ -117,6 +159,7 @@ def smallest_factor_for(
     top_k: int,
     rate: float,
     rule: Rule = "ceil",
+    minimum: int = 0,
 ) -> float:
     """Smallest multiple of 1/10000 at which the overflow rate over all steps is at most ``rate``.
 
@@ -126,6 +169,7 @@ def smallest_factor_for(
         top_k: experts per token.
         rate: the overflow that is accepted, 0…1 (rounded to a denominator of at most 10⁶).
         rule: how the capacity is rounded.
+        minimum: the least capacity.
 
     Returns:
         The factor, NaN without assignments.
@@ -134,22 +178,56 @@ def smallest_factor_for(
         UsageError: the shapes do not fit, a step has assignments but no tokens, or an impossible
             rate.
     """
-    require_fraction("rate", rate)
     loads = int_array(step_counts, "step_counts", minimum_axes=1)
     rows = int_array(step_tokens, "step_tokens")
     if loads.ndim != 2:
         raise UsageError(f"step_counts has shape {loads.shape}: pass [steps, experts]")
-    required = required_capacity_factor(loads, rows, top_k, rule)
-    if not loads.any():
+    return smallest_common_factor([RoutedSteps(loads, rows, top_k)], rate, rule, minimum)
+
+
+def smallest_common_factor(
+    layers: Sequence[RoutedSteps], rate: float, rule: Rule = "ceil", minimum: int = 0
+) -> float:
+    """Like `smallest_factor_for`, for layers of any size together: one factor, one rate."""
+    accepted = accepted_overflow(
+        rate, sum(int(layer.tokens.sum()) * layer.top_k for layer in layers)
+    )
+    required = [
+        float(np.fmax.reduce(one, initial=np.nan))
+        for one in (
+            required_capacity_factor(layer.counts, layer.tokens, layer.top_k, rule)
+            for layer in layers
+        )
+    ]
+    if np.isnan(required).all():
         return float("nan")
-    accepted = Fraction(rate).limit_denominator(_RATE_DENOMINATOR) * int(rows.sum()) * top_k
 
     def fits(grid: int) -> bool:
-        slots = capacity(rows, top_k, loads.shape[1], Fraction(grid, FACTOR_GRID), rule=rule)
-        return int(overflow_assignments(loads, slots).sum()) <= accepted
+        factor = Fraction(grid, FACTOR_GRID)
+        over = 0
+        for layer in layers:
+            slots = capacity(
+                layer.tokens, layer.top_k, layer.experts, factor, rule=rule, minimum=minimum
+            )
+            over += int(overflow_assignments(layer.counts, slots).sum())
+        return over <= accepted
 
     enough = round(float(np.nanmax(required)) * FACTOR_GRID)
     return (1 + bisect_left(range(1, enough), True, key=fits)) / FACTOR_GRID
+
+
+def accepted_overflow(rate: float, routed: int) -> Fraction:
+    """Assignments that a rate allows to overflow, exactly: 0.07 of 100 is 7.
+
+    Args:
+        rate: 0…1, rounded to a denominator of at most 10⁶.
+        routed: tokens · top_k.
+
+    Raises:
+        UsageError: the rate is outside 0…1.
+    """
+    require_fraction("rate", rate)
+    return Fraction(rate).limit_denominator(_RATE_DENOMINATOR) * routed
 
 
 def _above(counts: npt.ArrayLike, capacity: npt.ArrayLike) -> IntArray:
