@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlsplit
 
-from flask import request
+from flask import has_request_context, request
 
 from routeprof.dashboards import shell
 from routeprof.dashboards.drawing import NO_NUMBERS, context_of, messages_of, numbers, version
@@ -20,7 +20,7 @@ def layout(library: Library, title: str, *, control: bool = False) -> Any:
     The view is there from the start and says its numbers: they are read before the browser has
     loaded what draws the figures. Where it does not tell the address, a callback brings the view.
     """
-    address = urlsplit(request.referrer or "")
+    address = urlsplit((request.referrer or "") if has_request_context() else "")
     pathname = address.path or None
     search = f"?{address.query}" if address.query else ""
     opened = library.open(search)

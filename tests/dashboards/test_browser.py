@@ -335,6 +335,7 @@ def test_live_updates_and_the_pause_button(
     page.goto(f"{serve(writer.path)}/overview")
     tokens = page.locator("#cards .card", has_text="Tokens").first.locator(".card-value")
     expect(tokens).to_have_text("–")
+    drawn(page, 1)
     for total in ("256", "512"):
         writer.write("prefill")
         expect(tokens).to_have_text(total, timeout=2000)
