@@ -18,6 +18,7 @@ from routeprof.commands.run import run
 from routeprof.commands.serve_metrics import serve_metrics
 from routeprof.commands.status import status
 from routeprof.commands.summary import summary
+from routeprof.commands.whatif import app as whatif
 from routeprof.errors import RouteprofError
 
 app = typer.Typer(
@@ -38,6 +39,7 @@ app.command()(summary)
 app.command()(report)
 app.command()(dashboard)
 app.command("serve-metrics")(serve_metrics)
+app.add_typer(whatif, name="whatif")
 
 
 def _version(show: bool) -> None:

@@ -14,10 +14,19 @@ from routeprof.errors import UsageError
 from routeprof.timerange import parse_range
 from routeprof.topology import LEVELS
 
+Recordings = Annotated[
+    list[Path],
+    typer.Argument(
+        help="The recording; several are added up.", metavar="DIR...", show_default=False
+    ),
+]
 Directory = Annotated[Path, typer.Argument(help="The recording.", show_default=False)]
 Out = Annotated[
     Path, typer.Option("-o", "--out", help="Where the recording goes.", show_default=False)
 ]
+Phase = Annotated[str | None, typer.Option(help="Only this phase, such as decode.")]
+Tag = Annotated[str | None, typer.Option(help="Only this tag.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Between = Annotated[
     str | None,
     typer.Option(

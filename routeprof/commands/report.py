@@ -7,21 +7,16 @@ from typing import Annotated
 
 import typer
 
-from routeprof.commands.options import Between, selected
+from routeprof.commands.options import Between, Phase, Recordings, Tag, selected
 
 
 def report(
-    directories: Annotated[
-        list[Path],
-        typer.Argument(
-            help="The recording; several are added up.", metavar="DIR...", show_default=False
-        ),
-    ],
+    directories: Recordings,
     out: Annotated[
         Path, typer.Option("-o", "--out", help="Where the files go.", show_default=False)
     ],
-    phase: Annotated[str | None, typer.Option(help="Only this phase, such as decode.")] = None,
-    tag: Annotated[str | None, typer.Option(help="Only this tag.")] = None,
+    phase: Phase = None,
+    tag: Tag = None,
     between: Between = None,
     csv_only: Annotated[
         bool, typer.Option("--csv-only", help="Write the CSV files alone (needs no extra).")

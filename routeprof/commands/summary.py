@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from routeprof.commands.options import Between, selected
+from routeprof.commands.options import AsJson, Between, Phase, Recordings, Tag, selected
 
 
 def summary(
-    directories: Annotated[
-        list[Path],
-        typer.Argument(
-            help="The recording; several are added up.", metavar="DIR...", show_default=False
-        ),
-    ],
-    phase: Annotated[str | None, typer.Option(help="Only this phase, such as decode.")] = None,
-    tag: Annotated[str | None, typer.Option(help="Only this tag.")] = None,
+    directories: Recordings,
+    phase: Phase = None,
+    tag: Tag = None,
     between: Between = None,
     all_layers: Annotated[bool, typer.Option("--all", help="Every layer, not the worst.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print what a recording says, what was not captured first.
 

@@ -317,16 +317,16 @@ def summary_json(profile: Profile, now: float | None = None) -> dict[str, Any]:
         "ranks": profile.ranks().to_dict("records"),
         "findings": [asdict(finding) for finding in profile.findings(now)],
     }
-    data: dict[str, Any] = _data(summary)
+    data: dict[str, Any] = json_data(summary)
     return data
 
 
-def _data(value: Any) -> Any:
+def json_data(value: Any) -> Any:
     """The value in types that JSON has."""
     if isinstance(value, dict):
-        return {name: _data(item) for name, item in value.items()}
+        return {name: json_data(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_data(item) for item in value]
+        return [json_data(item) for item in value]
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or value is pd.NA or (isinstance(value, float) and not math.isfinite(value)):

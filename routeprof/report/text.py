@@ -119,7 +119,7 @@ def _layers(
     columns = shown_columns(rows)
     cells = [[column.show(value) for value in listed[column.name]] for column in columns]
     kept = _fitting(columns, cells, width)
-    table = _table()
+    table = plain_table()
     for number in kept:
         table.add_column("\n".join(columns[number].heading), justify="right", no_wrap=True)
     for row in zip(*(cells[number] for number in kept), strict=True):
@@ -149,7 +149,7 @@ def _fitting(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: i
 
 
 def _ranks(ranks: pd.DataFrame) -> Iterator[RenderableType]:
-    table = _table()
+    table = plain_table()
     directories = ranks["directory"].nunique() > 1
     roles = [name for name in ("tp", "dp", "ep", "pp") if (ranks[name].fillna(0) > 0).any()]
     for heading in ("rank", *roles, "tokens", "steps", "assignments", "coverage", "problems"):
@@ -176,7 +176,7 @@ def _ranks(ranks: pd.DataFrame) -> Iterator[RenderableType]:
 
 
 def _groups(kind: str, groups: Sequence[dict[str, Any]]) -> Table:
-    table = _table()
+    table = plain_table()
     table.add_column(kind, overflow="fold")
     for heading in ("steps", "tokens", "median", "worst", "in layer"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -192,5 +192,6 @@ def _groups(kind: str, groups: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def _table() -> Table:
+def plain_table() -> Table:
+    """A table without a frame, its heading underlined."""
     return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))

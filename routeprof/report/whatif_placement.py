@@ -1,0 +1,98 @@
+"""``routeprof whatif placement`` as plain data and as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+from routeprof.report.summary import json_data, ratio
+from routeprof.report.text import plain_table
+
+if TYPE_CHECKING:
+    from routeprof.whatif.comparison import Comparison, RankBalance
+
+SUMS_ALONE = "held_out: needs level steps, record with level='steps'; this recording has sums alone"
+ONE_STEP = "held_out: needs two steps or more, the selection has one"
+COLUMNS = {
+    "before": "before",
+    "eplb": "EPLB",
+    "routeprof": "routeprof",
+    "lower_bound": "lower bound",
+}
+
+
+def placement_json(
+    made: Comparison, asked: dict[str, Any], *, level: str, layers: bool
+) -> dict[str, Any]:
+    """``fitted`` and, where there are steps, ``held_out``: means over the layers, for JSON.
+
+    Args:
+        asked: what to repeat of the question.
+        level: of the recording.
+        layers: also a row for each layer.
+    """
+    data: dict[str, Any] = {**asked, "before_is": made.before}
+    for name, steps, part in _parts(made):
+        data |= {name: part.means(), f"{name}_steps": steps or None}
+    if made.held_out is None:
+        data["note"] = why_none(level)
+    if layers:
+        data["layers"] = [
+            {
+                "layer": index,
+                **{name: _of_layer(part, place) for name, _, part in _parts(made)},
+            }
+            for place, index in enumerate(made.layers)
+        ]
+    plain_data: dict[str, Any] = json_data(data)
+    return plain_data
+
+
+def print_placement(made: Comparison, console: Console, *, level: str, layers: bool) -> None:
+    """The same as text."""
+    for part in _lines(made, level, layers):
+        console.print(part, highlight=False)
+
+
+def why_none(level: str) -> str:
+    """Why nothing is held out."""
+    return SUMS_ALONE if level == "windows" else ONE_STEP
+
+
+def _parts(made: Comparison) -> Iterator[tuple[str, int, RankBalance]]:
+    yield "fitted", made.steps[0], made.fitted
+    if made.held_out is not None:
+        yield "held_out", made.steps[1], made.held_out
+
+
+def _of_layer(part: RankBalance, place: int) -> dict[str, float]:
+    return {name: float(values[place]) for name, values in vars(part).items()}
+
+
+def _lines(made: Comparison, level: str, layers: bool) -> Iterator[RenderableType]:
+    yield "rank load, max ÷ mean; loads of all steps added up\n"
+    yield _table(made, layers)
+    yield ""
+    yield f"before: {made.before}"
+    if made.held_out is None:
+        yield why_none(level)
+
+
+def _table(made: Comparison, layers: bool) -> Table:
+    table = plain_table()
+    table.add_column("layer")
+    table.add_column("judged on", no_wrap=True)
+    for heading in COLUMNS.values():
+        table.add_column(heading, justify="right", no_wrap=True)
+    rows = [("mean", name, steps, part.means()) for name, steps, part in _parts(made)]
+    for place, index in enumerate(made.layers if layers else ()):
+        rows += [
+            (str(index), name, steps, _of_layer(part, place)) for name, steps, part in _parts(made)
+        ]
+    for layer, name, steps, figures in rows:
+        judged = name.replace("_", " ") + (f", {steps:,} steps" if steps else "")
+        table.add_row(layer, judged, *(ratio(figures[key]) for key in COLUMNS))
+    return table
