@@ -91,8 +91,8 @@ def _orderly(board: Board, excess: IntArray) -> Change | None:
     swap = None if board.crowded else mildest_swap(board, int(excess[0]))
     if swap is not None and swap.score <= board.score * (1 + MILD):
         return swap
-    experts = np.tile(np.arange(len(board.count)), len(excess))
-    slots = np.repeat(excess, len(board.count))
+    experts = np.arange(len(board.count))
+    slots = np.repeat(excess[:1], len(experts))
     gpu = board.cluster.gpu_of_slot[slots]
     rarer = board.held[gpu, experts] <= board.held[gpu, board.expert[slots]] - 2
     put = best_of_replacements(board, slots[rarer], experts[rarer])
