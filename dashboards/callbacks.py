@@ -112,7 +112,7 @@ def _route(app: Dash, library: Library) -> None:
     """From the address to the view and the menu."""
 
     def route(pathname: str | None, _: Any, search: str | None) -> Any:
-        return contents(library, pathname, search)
+        return contents(library, pathname, library.open(search))
 
     app.callback(
         Output("page", "children"),
@@ -123,7 +123,7 @@ def _route(app: Dash, library: Library) -> None:
     )(route)
 
     def links(pathname: str | None, search: str | None) -> Any:
-        return menu(library, pathname, search)
+        return menu(library, pathname, library.open(search))
 
     app.callback(
         Output("menu", "children"),

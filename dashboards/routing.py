@@ -30,21 +30,21 @@ def layout(library: Library, title: str, *, control: bool = False) -> Any:
     start = shell.Start(
         version(library, opened, view_at(pathname)),
         identity(opened),
-        contents(library, pathname, search, said=True),
-        menu(library, pathname, search),
+        contents(library, pathname, opened, said=True),
+        menu(library, pathname, opened),
     )
     return shell.shell(frame, opened, start)
 
 
 def contents(
-    library: Library, pathname: str | None, search: str | None, *, said: bool = False
+    library: Library, pathname: str | None, opened: Opened, *, said: bool = False
 ) -> list[Any]:
     """A view without figures, the list of recordings, or word that there is no such thing.
 
     Args:
         said: with the view's numbers.
     """
-    view, opened = view_at(pathname), library.open(search)
+    view = view_at(pathname)
     if shell.wants_list(pathname) or (not opened.name and view is not None):
         return recordings_page(library.runs(), opened.state)
     if view is None:
@@ -55,10 +55,10 @@ def contents(
     return shell.page(view, opened, library.names(), first)
 
 
-def menu(library: Library, pathname: str | None, search: str | None) -> list[Any]:
+def menu(library: Library, pathname: str | None, opened: Opened) -> list[Any]:
     """Links to the views, of which the open one is marked."""
     several = len(library.names()) > 1
-    return shell.menu(pathname, library.open(search).state, several=several)
+    return shell.menu(pathname, opened.state, several=several)
 
 
 def identity(opened: Opened) -> str:
