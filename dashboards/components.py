@@ -41,7 +41,13 @@ def term(name: str) -> Any:
         withArrow=True,
         events={"hover": True, "focus": True, "touch": True},
     )
-    return html.Span([meaning.label, tip] if meaning.text else meaning.label, className="term")
+    if not meaning.text:
+        return html.Span(meaning.label, className="term")
+    # The mark stays with the last word, where the line is too short for all of them.
+    *words, last = meaning.label.split(" ")
+    return html.Span(
+        [" ".join([*words, ""]), html.Span([last, tip], className="together")], className="term"
+    )
 
 
 def card(item: Card) -> Any:
