@@ -22,10 +22,7 @@ if TYPE_CHECKING:
     from routeprof.profile import Profile
     from routeprof.whatif.capacity_rules import CapacityRule
 
-BOUNDED = (
-    "bounded: known only between the recorded factors beside it; record with level='steps' for "
-    "exact figures of any factor and rule"
-)
+BOUNDED = "bounded: between its recorded neighbours; level='steps' is exact for any factor and rule"
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 GOALS = {"latency": "latency-bound serving", "quality": "quality-bound scoring"}
 
