@@ -15,7 +15,7 @@ from routeprof.report.summary import NONE, json_data, plain
 from routeprof.report.text import plain_table
 from routeprof.tables import ALL
 from routeprof.whatif.advice import Recommendation, recommend
-from routeprof.whatif.capacity import FactorNeeded, curve, smallest_factors, worst
+from routeprof.whatif.capacity import FactorNeeded, curve, smallest_factor, smallest_factors, worst
 from routeprof.whatif.evidence import token_ranks
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ def capacity_json(
 ) -> dict[str, Any]:
     """Rows of ``capacity.curve``, the smallest factors and the recommendations, for JSON."""
     table = curve(profile, factors, rule)
-    needed = smallest_factors(profile, target, rule)
     of_all = table["layer"] == ALL
     data = {
         "level": profile.info.level,
@@ -49,8 +48,8 @@ def capacity_json(
         "rows": table[of_all].to_dict("records"),
         **({"layers": table[~of_all].to_dict("records")} if layers else {}),
         "smallest_factor": {
-            "all_layers": _needed_row(needed[0]),
-            "worst_layer": _needed_row(worst(needed)),
+            "all_layers": _needed_row(smallest_factor(profile, target, rule)),
+            "worst_layer": _needed_row(worst(smallest_factors(profile, target, rule))),
         },
         "recommendation": {
             one.goal: {
@@ -109,8 +108,9 @@ def _capacity_parts(
     ranks = token_ranks(profile)
     if ranks > 1:
         yield f"each of {ranks} ranks has slots of its own, for its own tokens"
-    needed = smallest_factors(profile, target, rule)
-    for name, one in (("all layers together", needed[0]), ("every layer", worst(needed))):
+    together = smallest_factor(profile, target, rule)
+    hardest = worst(smallest_factors(profile, target, rule))
+    for name, one in (("all layers together", together), ("every layer", hardest)):
         which = "" if one.layer is None else f" (layer {one.layer} needs it)"
         yield f"overflow of at most {target:.6g}, {name}: factor {_factor(one)}{which}"
     for advice in recommend(profile, target, rule):

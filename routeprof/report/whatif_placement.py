@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isnan
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from routeprof.report.summary import json_data, ratio
+from routeprof.report.summary import NONE, json_data
 from routeprof.report.text import plain_table
 
 if TYPE_CHECKING:
@@ -94,5 +95,9 @@ def _table(made: Comparison, layers: bool) -> Table:
         ]
     for layer, name, steps, figures in rows:
         judged = name.replace("_", " ") + (f", {steps:,} steps" if steps else "")
-        table.add_row(layer, judged, *(ratio(figures[key]) for key in COLUMNS))
+        table.add_row(layer, judged, *(_figure(figures[key]) for key in COLUMNS))
     return table
+
+
+def _figure(value: float) -> str:
+    return NONE if isnan(value) else f"{value:.3f}"

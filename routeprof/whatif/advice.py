@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from routeprof.tables import ALL
-from routeprof.whatif.capacity import FactorNeeded, curve, smallest_factors, worst
+from routeprof.whatif.capacity import FactorNeeded, curve, smallest_factor, smallest_factors, worst
 from routeprof.whatif.capacity_rules import CapacityRule
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def recommend(
     """
     decode, prefill = (_in_phase(profile, phase) for phase in ("decode", "prefill"))
     return [
-        _described("latency", decode, smallest_factors(decode, target, rule)[0], rule),
+        _described("latency", decode, smallest_factor(decode, target, rule), rule),
         _described("quality", prefill, worst(smallest_factors(prefill, 0.0, rule)), rule),
     ]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import nan
+from math import ceil, log2, nan
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -98,10 +98,10 @@ class FactorNeeded:
         return "exact" if self.lower == self.upper else "bounded"
 
 
-def smallest_factors(
+def smallest_factor(
     profile: Profile, target: float = 0.001, rule: str | CapacityRule = "ceil"
-) -> list[FactorNeeded]:
-    """The factor that a target rate needs: for all layers together, then for each alone.
+) -> FactorNeeded:
+    """The factor that a target rate needs, for all layers together.
 
     Args:
         target: overflow rate that is accepted, 0…1.
@@ -111,18 +111,26 @@ def smallest_factors(
         UsageError: an impossible target or rule, no tokens, or one rank alone under ``per-rank``.
         LevelRequiredError: the recording has sums without factors.
     """
-    rule = _checked(profile, rule)
-    accepted_overflow(target, 0)  # raises where it is no rate
-    layers = evidence(profile, list(range(len(profile.totals.keys))))
+    rule, layers = _checked(profile, rule), _everything(profile)
     grid = _grid(profile, layers.values())
-    parts: list[tuple[int | None, list[Evidence]]] = [(None, list(layers.values()))]
-    parts += [(index, [own]) for index, own in layers.items()]
-    return [FactorNeeded(target, index, *_needed(own, target, rule, grid)) for index, own in parts]
+    return FactorNeeded(target, None, *_needed(list(layers.values()), target, rule, grid))
+
+
+def smallest_factors(
+    profile: Profile, target: float = 0.001, rule: str | CapacityRule = "ceil"
+) -> list[FactorNeeded]:
+    """Like `smallest_factor`, for each layer alone."""
+    rule, layers = _checked(profile, rule), _everything(profile)
+    grid = _grid(profile, layers.values())
+    return [
+        FactorNeeded(target, index, *_needed([own], target, rule, grid))
+        for index, own in layers.items()
+    ]
 
 
 def worst(needed: Sequence[FactorNeeded]) -> FactorNeeded:
     """The layer that needs the largest factor."""
-    return max((one for one in needed if one.layer is not None), key=lambda one: one.upper)
+    return max(needed, key=lambda one: one.upper)
 
 
 # -- what was asked
@@ -137,6 +145,10 @@ def _checked(profile: Profile, rule: str | CapacityRule) -> CapacityRule:
             "every rank, or ask for rule 'ceil'"
         )
     return rule
+
+
+def _everything(profile: Profile) -> dict[int, Evidence]:
+    return evidence(profile, list(range(len(profile.totals.keys))))
 
 
 def _factors(profile: Profile, factors: Sequence[Factor] | None) -> list[Fraction]:
@@ -197,9 +209,12 @@ def _slot_bytes(profile: Profile) -> float:
 
 
 def _grid(profile: Profile, layers: Iterable[Evidence]) -> list[Fraction]:
-    """Factors to look among: the recorded ones, and those at which nothing overflows."""
+    """Factors to look among: the recorded ones, some between, those at which nothing overflows."""
     recorded = {parse_factor(factor) for factor in profile.info.capacity_factors}
-    return sorted(recorded | {one.enough for one in layers})
+    enough = {one.enough for one in layers}
+    octaves = ceil(log2(max(enough))) + 1
+    between = {Fraction(ceil(100 * 2 ** (place / 16)), 100) for place in range(16 * octaves)}
+    return sorted(recorded | enough | {one for one in between if one < max(enough)})
 
 
 def _needed(

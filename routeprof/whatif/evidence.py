@@ -76,7 +76,13 @@ def _sums(profile: Profile, numbers: list[int], position: int, layer: Layer) -> 
     totals, info = profile.totals, profile.info
     lists = {
         name: totals.lists[name][numbers, position].sum(0)
-        for name in ("counts", "gemm_histogram", "overflow", "capacity_slots")
+        for name in (
+            "counts",
+            "gemm_histogram",
+            "imbalance_histogram",
+            "overflow",
+            "capacity_slots",
+        )
     }
     ran = int(lists["gemm_histogram"].sum()) // layer.experts
     if not ran or not info.capacity_factors or info.capacity_rule != "ceil":
@@ -84,6 +90,7 @@ def _sums(profile: Profile, numbers: list[int], position: int, layer: Layer) -> 
             "the recording has sums alone, and overflow is a matter of single steps; record with "
             "level='windows' or level='steps'"
         )
+    enough = _enough(profile, numbers, position, layer)
     factors = [parse_factor(factor) for factor in info.capacity_factors]
     return Sums(
         experts=layer.experts,
@@ -96,7 +103,12 @@ def _sums(profile: Profile, numbers: list[int], position: int, layer: Layer) -> 
         overflow=dict(zip(factors, lists["overflow"].tolist(), strict=False)),
         slots=dict(zip(factors, lists["capacity_slots"].tolist(), strict=False)),
         largest=_largest_step(profile, numbers, position),
-        enough=_enough(profile, numbers, position, layer),
+        enough=enough,
+        spread=tuple(
+            (min(2 ** ((place + 1) / info.imbalance_bins_per_octave), float(enough)), tokens)
+            for place, tokens in enumerate(lists["imbalance_histogram"].tolist())
+            if tokens
+        ),
     )
 
 

@@ -135,6 +135,8 @@ class Sums:
         overflow, slots: by recorded factor.
         largest: tokens of the largest step.
         enough: a factor at which nothing overflows: the largest max ÷ mean load of any step.
+        spread: tokens by the max ÷ mean load of their step, which is at most the number before
+            them; empty where that was not recorded.
     """
 
     experts: int
@@ -148,6 +150,7 @@ class Sums:
     slots: Mapping[Fraction, int]
     largest: Range
     enough: Fraction
+    spread: tuple[tuple[float, int], ...] = ()
 
     def outcome(self, factor: Fraction, rule: CapacityRule) -> Outcome:
         """What a capacity makes of them, at the least and at the most."""
@@ -179,8 +182,18 @@ class Sums:
             least, overflow = max(least, self.slots[lower]), self.overflow[lower]
         if upper is not None:
             most, fewest = min(most, self.slots[upper]), self.overflow[upper]
-        overflow = 0 if factor >= self.enough else overflow
+        overflow = 0 if factor >= self.enough else min(overflow, self._by_imbalance(factor))
         return (min(fewest, overflow), overflow), (least, most)
+
+    def _by_imbalance(self, factor: Fraction) -> int:
+        """The most that can overflow where no expert of a step has more than r times the mean.
+
+        A capacity of f times the mean keeps at least f / r of what each expert gets.
+        """
+        if not self.spread:
+            return self.assignments
+        lost = sum(tokens * (1 - float(factor) / r) for r, tokens in self.spread if r > factor)
+        return min(floor(lost * self.top_k * (1 + 1e-9) + 1e-9), self.assignments)
 
     def _rounded_down(self, factor: Fraction, overflow: Range, slots: Range) -> tuple[Range, Range]:
         """A slot less at the most, for each expert and step."""

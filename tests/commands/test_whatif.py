@@ -152,21 +152,24 @@ def test_bad_input_gets_one_line(cli: Cli, arguments: str, says: str):
 
 def test_sums_without_factors_name_the_level(cli: Cli, tmp_path: Path):
     (rows,) = random_parts(0, parts=1)
-    bare = [{**row, **dict.fromkeys(LISTS[3:], [])} for row in rows]
+    bare = [{**row, **{name: [] for name in LISTS[3:]}} for row in rows]
     write(tmp_path / "sums", [bare], capacity_factors=())
     line = one_line(cli("whatif", "capacity", "sums", "--factors", "1.0"))
     assert "level='steps'" in line
 
 
 def examples() -> list[tuple[str, str]]:
-    """Commands on the sample in the manual, and what it says they print."""
-    blocks = re.findall(r"```\n\$ routeprof (whatif .+?)\n(.+?)```", DOCS.read_text(), re.DOTALL)
+    """Commands on the sample in the manual, and what it says they print.
+
+    Not the placements, marked as text: the solver may become better.
+    """
+    blocks = re.findall(r"^```\n\$ routeprof (.+?)\n(.+?)^```", DOCS.read_text(), re.M | re.S)
     return [(command, output) for command, output in blocks]
 
 
 def test_the_manual_shows_what_is_printed(cli: Cli, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "120")
-    assert len(examples()) >= 2
+    assert examples()
     for command, output in examples():
         words = shlex.split(command.replace("sample_data/recordings/healthy", str(SAMPLE)))
         done = cli(*words)

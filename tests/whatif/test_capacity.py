@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 import routeprof
 from routeprof.errors import LevelRequiredError, UsageError
 from routeprof.metrics.overflow import RoutedSteps
+from routeprof.metrics.quantiles import histogram_bin
 from routeprof.sample_data import RECORDINGS_DIR
 from routeprof.topology import RankRole
 from routeprof.whatif.advice import recommend
-from routeprof.whatif.capacity import curve, smallest_factors, worst
+from routeprof.whatif.capacity import curve, smallest_factor, smallest_factors, worst
 from routeprof.whatif.capacity_rules import RULES, CapacityRule, capacity_rule
 from routeprof.whatif.outcome import Steps, Sums, together
 from tests.profile.by_hand import SEEN, counts_of, of, record, some_steps
@@ -67,6 +68,7 @@ def sums_of(steps):
     """The same steps as level windows keeps them."""
     recorded = {Fraction(factor): fill(steps, factor, RULES["ceil"]) for factor in RECORDED}
     ratios = [Fraction(int(one.max()) * len(one), int(one.sum())) for one in steps.counts]
+    bins = histogram_bin([float(ratio) for ratio in ratios])
     return Sums(
         experts=steps.experts,
         top_k=steps.top_k,
@@ -79,6 +81,10 @@ def sums_of(steps):
         slots={factor: made[2] for factor, made in recorded.items()},
         largest=(ceil(steps.tokens.mean()), int(steps.tokens.sum())),
         enough=max(ratios),
+        spread=tuple(
+            (min(2 ** ((place + 1) / 32), float(max(ratios))), tokens)
+            for place, tokens in zip(bins.tolist(), steps.tokens.tolist(), strict=True)
+        ),
     )
 
 
@@ -119,6 +125,20 @@ def test_bounds_hold_what_is_true(steps, factor, rule):
     low, high = made.padding_rate
     if truth.slots[0]:
         assert low <= truth.padding_rate[0] <= high
+
+
+def test_the_spread_of_imbalance_tightens_bounds():
+    random = np.random.default_rng(0)
+    counts = random.multinomial(64, np.full(8, 1 / 8), 200)
+    counts[0] = [64, *[0] * 7]  # one step that needs the factor 8
+    steps = RoutedSteps(counts, np.full(200, 64), 1)
+    made = sums_of(steps)
+    factor, rule = Fraction(3), RULES["ceil"]
+    truth = Steps(steps).outcome(factor, rule).overflow[0]
+    with_spread = made.outcome(factor, rule).overflow
+    without = replace(made, spread=()).outcome(factor, rule).overflow
+    assert with_spread[0] <= truth == with_spread[1] == 40
+    assert without[1] > truth
 
 
 @given(steps=routed_steps(), factor=st.sampled_from(RECORDED))
@@ -241,7 +261,10 @@ def test_the_smallest_factor_keeps_the_target_and_the_next_smaller_does_not(
     windows, detailed, name, target
 ):
     rule = rule_of(name)
-    exact, bounded = (smallest_factors(one, target, rule) for one in (detailed, windows))
+    exact, bounded = (
+        [smallest_factor(one, target, rule), *smallest_factors(one, target, rule)]
+        for one in (detailed, windows)
+    )
     for one, about in zip(exact, bounded, strict=True):
         assert one.certainty == "exact"
         grid = round(one.upper * 10_000)
@@ -253,7 +276,7 @@ def test_the_smallest_factor_keeps_the_target_and_the_next_smaller_does_not(
             assert below.loc[layer, "overflow_rate"] > target
         assert about.lower <= one.upper <= about.upper
         assert about.layer == one.layer
-    assert worst(exact).upper == max(one.upper for one in exact[1:])
+    assert worst(exact[1:]).upper == max(one.upper for one in exact[1:])
 
 
 def test_latency_looks_at_decode_and_quality_at_every_layer_of_prefill(detailed):
@@ -261,10 +284,11 @@ def test_latency_looks_at_decode_and_quality_at_every_layer_of_prefill(detailed)
     assert (latency.goal, latency.phase) == ("latency", "decode")
     assert (quality.goal, quality.phase) == ("quality", "prefill")
     decode, prefill = (detailed.select(phase=phase) for phase in ("decode", "prefill"))
-    assert latency.factor == smallest_factors(decode, 0.05)[0].upper
+    assert latency.factor == smallest_factor(decode, 0.05).upper
     assert latency.overflow_rate <= 0.05
     assert quality.factor == max(one.upper for one in smallest_factors(prefill, 0.0))
     assert quality.overflow_rate == 0
+    assert quality.needed.layer in (1, 2)
     mixed = detailed.select(phase="mixed")
     assert [one.phase for one in recommend(mixed)] == ["mixed", "mixed"]
 
