@@ -12,6 +12,7 @@ from routeprof.dashboards.controls import phase_options, tag_options
 from routeprof.dashboards.drawing import (
     Places,
     click_target,
+    content_of,
     context_of,
     draw,
     messages_of,
@@ -243,7 +244,9 @@ def _draw(app: Dash, library: Library) -> None:
         mounted = [item["id"]["grid"] for item in ctx.outputs_list[7]]
         reach = zip(ctx.states_list[0], ends, strict=True)
         end = next((end for item, end in reach if item["id"]["control"] == "between"), None)
-        return draw(view, context, Places(names, mounted, unfolded, end), messages_of(opened))
+        places = Places(names, mounted, unfolded, end)
+        content = content_of(library, view, context)
+        return draw(view, context, content, places, messages_of(opened))
 
     app.callback(
         Output("notices", "children"),

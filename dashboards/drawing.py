@@ -22,6 +22,9 @@ from routeprof.dashboards.view import Against, Content, Context, Panel, View
 from routeprof.profile import Profile
 from routeprof.report.csv import available
 
+SAME_SECONDS = 5
+"""How long one content may be shown to others: it says how long ago the engine was heard of."""
+
 
 def context_of(library: Library, opened: Opened, view: View, scheme: Scheme) -> Context | None:
     """What a view draws from; None while there is nothing to show."""
@@ -46,6 +49,7 @@ def context_of(library: Library, opened: Opened, view: View, scheme: Scheme) -> 
         opened.name,
         timed(opened),
         apart=opened is not asked,
+        version="" if against else opened.version,
     )
 
 
@@ -146,39 +150,34 @@ def messages_of(opened: Opened) -> list[str]:
     return [*opened.ignored, *filter(None, [opened.reading.message])]
 
 
-def numbers(view: View, context: Context | None, messages: Sequence[str]) -> Numbers:
+def content_of(library: Library, view: View, context: Context | None) -> Content | None:
+    """What a view shows; computed once for all pages that show the same of the same state."""
+    if context is None or not context.version:
+        return _filled(view, context)
+    moment = int(context.now // SAME_SECONDS)
+    key = (view.path, context.scheme, context.version, context.state, moment)
+    return library.contents.get(key, lambda: _filled(view, context))
+
+
+def _filled(view: View, context: Context | None) -> Content | None:
+    if context is None:
+        return None
+    content = view.fill(context)
+    for filled in content.panels.values():
+        filled.figure.update_layout(uirevision=revision(view, context.state))
+    return content
+
+
+def numbers(
+    view: View, context: Context | None, content: Content | None, messages: Sequence[str]
+) -> Numbers:
     """The page without its figures.
 
     Args:
         context: None while there is nothing to show.
+        content: what the view shows of it.
         messages: lines for the top of the page.
     """
-    return _numbers(view, context, view.fill(context) if context else None, messages)
-
-
-def draw(
-    view: View, context: Context | None, places: Places, messages: Sequence[str]
-) -> tuple[Any, ...]:
-    """What the page shows, in the order of the callback's outputs.
-
-    Args:
-        context: None while there is nothing to show.
-        messages: lines for the top of the page.
-    """
-    content = view.fill(context) if context else None
-    said = _numbers(view, context, content, messages)
-    first = said.notices, said.cards, said.lead, said.body
-    last = said.downloads, _scrubber(context, said, places), said.time, said.hidden
-    if context is None or content is None:
-        still = [no_update] * len(places.figures)
-        unfilled = [no_update] * len(places.grids)
-        return *first, still, still, still, unfilled, unfilled, *last
-    return *first, *_panels(view, context, content, places), *_tables(content, places), *last
-
-
-def _numbers(
-    view: View, context: Context | None, content: Content | None, messages: Sequence[str]
-) -> Numbers:
     notices = [notice(text) for text in messages]
     if context is None or content is None:
         return replace(NO_NUMBERS, notices=notices, hidden=True)
@@ -198,25 +197,43 @@ def _numbers(
     )
 
 
+def draw(
+    view: View,
+    context: Context | None,
+    content: Content | None,
+    places: Places,
+    messages: Sequence[str],
+) -> tuple[Any, ...]:
+    """What the page shows, in the order of the callback's outputs.
+
+    Args:
+        context: None while there is nothing to show.
+        content: what the view shows of it.
+        messages: lines for the top of the page.
+    """
+    said = numbers(view, context, content, messages)
+    first = said.notices, said.cards, said.lead, said.body
+    last = said.downloads, _scrubber(context, said, places), said.time, said.hidden
+    if context is None or content is None:
+        still = [no_update] * len(places.figures)
+        unfilled = [no_update] * len(places.grids)
+        return *first, still, still, still, unfilled, unfilled, *last
+    return *first, *_panels(content, places), *_tables(content, places), *last
+
+
 def _scrubber(context: Context | None, said: Numbers, places: Places) -> Any:
     """The slider, unless the same is there: its reader may have moved it on in the meantime."""
     same = context is not None and said.scrubber and places.end == time_stops(context.whole)[0]
     return no_update if same else said.scrubber
 
 
-def _panels(
-    view: View, context: Context, content: Content, places: Places
-) -> tuple[list[Any], list[Any]]:
+def _panels(content: Content, places: Places) -> tuple[list[Any], list[Any]]:
     """Figures and captions; none where the page is changing and they are of the view before."""
-    figures: list[Any] = []
-    captions: list[Any] = []
-    for name in places.figures:
-        filled = content.panels.get(name)
-        if filled is not None:
-            filled.figure.update_layout(uirevision=revision(view, context.state))
-        figures.append(filled.figure if filled else no_update)
-        captions.append(filled.caption if filled else no_update)
-    return figures, captions
+    found = [content.panels.get(name) for name in places.figures]
+    return (
+        [filled.figure if filled else no_update for filled in found],
+        [filled.caption if filled else no_update for filled in found],
+    )
 
 
 def _tables(content: Content, places: Places) -> tuple[list[Any], list[Any], list[Any]]:

@@ -8,7 +8,14 @@ from urllib.parse import urlsplit
 from flask import has_request_context, request
 
 from routeprof.dashboards import shell
-from routeprof.dashboards.drawing import NO_NUMBERS, context_of, messages_of, numbers, version
+from routeprof.dashboards.drawing import (
+    NO_NUMBERS,
+    content_of,
+    context_of,
+    messages_of,
+    numbers,
+    version,
+)
 from routeprof.dashboards.live.library import Library, Opened
 from routeprof.dashboards.recordings import recordings_page
 from routeprof.dashboards.views import view_at
@@ -51,7 +58,9 @@ def contents(
         return shell.not_found()
     first = NO_NUMBERS
     if said:
-        first = numbers(view, context_of(library, opened, view, "light"), messages_of(opened))
+        context = context_of(library, opened, view, "light")
+        content = content_of(library, view, context)
+        first = numbers(view, context, content, messages_of(opened))
     return shell.page(view, opened, library.names(), first)
 
 

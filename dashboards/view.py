@@ -48,6 +48,8 @@ class Context:
         name: of the recording.
         apart: it is one of those whose sum is open, and has a time of its own.
         timed: the selected time with all phases and tags, where only a part is selected.
+        version: another one for everything else than ``state`` that there is to be seen; empty
+            where it is not known.
     """
 
     whole: Profile
@@ -61,6 +63,7 @@ class Context:
     name: str = ""
     timed: Profile | None = None
     apart: bool = False
+    version: str = ""
 
     @cached_property
     def all_time(self) -> Profile:

@@ -10,8 +10,10 @@ from pathlib import Path
 from time import monotonic, time
 
 from routeprof.dashboards.live.activity import WAITING, Activity, activity
+from routeprof.dashboards.live.memo import Memo
 from routeprof.dashboards.live.source import Reading, Source
 from routeprof.dashboards.state import ViewState, parse_query
+from routeprof.dashboards.view import Content
 from routeprof.errors import RouteprofError
 from routeprof.recording.reader import open_recording
 from routeprof.recording.schema import INFO_FILE, RecordingInfo
@@ -21,6 +23,9 @@ OPEN = 4
 
 DEPTH = 2
 """Levels below a directory in which recordings are looked for."""
+
+CONTENTS = 16
+"""Contents of views that are kept, the last used."""
 
 _LOOK_SECONDS = 2.0
 
@@ -55,13 +60,17 @@ class Opened:
     @property
     def version(self) -> str:
         """Another one whenever something else is to be seen."""
-        return f"{self.reading.version}/{self.name}"
+        born = self.source.born if self.source else 0
+        return f"{self.reading.version}/{born}/{self.name}"
 
 
 class Library:
     """One recording, several and their sum, or all that are below a directory.
 
     Only names that this object gave out open anything: no path comes from an address.
+
+    Attributes:
+        contents: what views show, for the other pages that show the same.
     """
 
     def __init__(self, *paths: str | Path) -> None:
@@ -70,6 +79,7 @@ class Library:
         self._found: dict[str, tuple[Path, ...]] = {}
         self._looked = -_LOOK_SECONDS
         self._sources: OrderedDict[str, Source] = OrderedDict()
+        self.contents: Memo[Content | None] = Memo(CONTENTS)
 
     @property
     def title(self) -> str:

@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from pathlib import Path
-from time import monotonic, time
+from time import monotonic, monotonic_ns, time
 from typing import Any
 
 import routeprof
@@ -48,10 +48,14 @@ class Source:
     """Follows a recording, or the sum of several; any number of threads may read.
 
     Each part is read once: parts are whole when they appear and never change.
+
+    Attributes:
+        born: when it was made; another source of the same recording counts its versions anew.
     """
 
     def __init__(self, path: str | Path, *more: str | Path) -> None:
         self.paths = tuple(Path(one) for one in (path, *more))
+        self.born = monotonic_ns()
         self._lock = threading.Lock()
         self._folded: Follower | None = None
         self._kept: OrderedDict[tuple[Any, ...], Profile] = OrderedDict()

@@ -309,7 +309,10 @@ def test_the_time_of_a_sum_is_not_that_of_its_parts(two: tuple[Path, Path]) -> N
     part, alone = look(*two, query="?between=0-4"), look(*two, query="?run=monday&between=0-4")
     assert part.profile.totals.sums["steps"].sum() == 3 * alone.profile.totals.sums["steps"].sum()
     for context, shown in ((part, False), (alone, True)):
-        assert bool(draw(compare.VIEW, context, Places([], [], []), [])[-3]) == shown
+        assert (
+            bool(draw(compare.VIEW, context, compare.fill(context), Places([], [], []), [])[-3])
+            == shown
+        )
 
 
 def test_a_directory_of_recordings(two: tuple[Path, Path]) -> None:

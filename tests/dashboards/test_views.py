@@ -27,6 +27,12 @@ Make = Callable[..., Context]
 
 NOWHERE = Places([], [], set())
 
+
+def drawn(view: View, context: Context | None, places: Places, messages: list[str]) -> Any:
+    """What a page without neighbours is sent."""
+    return draw(view, context, view.fill(context) if context else None, places, messages)
+
+
 SELECTIONS = [
     {},
     {"phase": "decode"},
@@ -209,7 +215,7 @@ def test_text_of_the_recording_stays_text(context: Make) -> None:
 
 def test_draw_sends_rows_only_of_unfolded_tables(context: Make) -> None:
     places = Places(["experts", "steps", "gone"], ["gone", "experts", "steps"], {"experts"})
-    values = draw(layer.VIEW, context(), places, ["ignored"])
+    values = drawn(layer.VIEW, context(), places, ["ignored"])
     notices, cards, _, _, figures, captions, folds, columns, rows, links, _, _, hidden = values
     assert len(notices) == 1
     assert len(cards) == 7
@@ -222,7 +228,7 @@ def test_draw_sends_rows_only_of_unfolded_tables(context: Make) -> None:
 
 def test_draw_brings_a_grid_when_its_numbers_are_first_wanted(context: Make) -> None:
     places = Places(["experts", "steps"], ["steps"], {"experts", "steps"})
-    *_, folds, columns, rows, _, _, _, _ = draw(layer.VIEW, context(), places, [])
+    *_, folds, columns, rows, _, _, _, _ = drawn(layer.VIEW, context(), places, [])
     fresh, there = folds
     assert there is no_update
     assert len(fresh.rowData) == EXPERTS
@@ -233,20 +239,22 @@ def test_draw_brings_a_grid_when_its_numbers_are_first_wanted(context: Make) -> 
 
 def test_only_views_that_let_the_reader_choose_time_have_its_slider(context: Make) -> None:
     for item in VIEWS:
-        *_, slider, said, _ = draw(item, context(), NOWHERE, [])
+        *_, slider, said, _ = drawn(item, context(), NOWHERE, [])
         assert bool(slider) == bool(said) == ("between" in item.controls)  # of all of the time
 
 
 def test_a_slider_that_its_reader_may_be_moving_is_left_alone(context: Make) -> None:
     """But for when it has to reach further."""
     ends = [time_stops(context().whole)[0], 0.5]
-    sliders = [draw(heatmap.VIEW, context(), Places([], [], [], end), [])[-3] for end in ends]
+    sliders = [drawn(heatmap.VIEW, context(), Places([], [], [], end), [])[-3] for end in ends]
     assert sliders[0] is no_update
     assert len(sliders[1]) == 2
 
 
 def test_draw_of_nothing_hides_the_content() -> None:
-    values = draw(overview.VIEW, None, Places(["imbalance"], [], set()), ["There is no recording."])
+    values = drawn(
+        overview.VIEW, None, Places(["imbalance"], [], set()), ["There is no recording."]
+    )
     assert values[-1] is True
     assert "There is no recording." in text_of(values[0])
 
@@ -261,7 +269,7 @@ def test_an_empty_selection_is_said(context: Make) -> None:
     for item in VIEWS:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            values = draw(item, view, Places([panel.name for panel in item.panels], [], set()), [])
+            values = drawn(item, view, Places([panel.name for panel in item.panels], [], set()), [])
         assert "Nothing was recorded" in text_of(values[0])
 
 
