@@ -20,6 +20,7 @@ from routeprof.topology import RankRole
 from routeprof.whatif.advice import recommend
 from routeprof.whatif.capacity import curve, smallest_factor, smallest_factors, worst
 from routeprof.whatif.capacity_rules import RULES, CapacityRule, capacity_rule
+from routeprof.whatif.evidence import evidence
 from routeprof.whatif.outcome import Steps, Sums, together
 from tests.profile.by_hand import SEEN, counts_of, of, record, some_steps
 
@@ -225,6 +226,20 @@ def test_a_curve_over_recorded_factors_is_the_overflow_table(windows):
     )
     for name in ("layer", "capacity_factor", "overflow_rate", "padding_rate", "happened"):
         assert of_layers[name].tolist() == known[name].tolist()
+
+
+def test_the_spread_of_a_recording_is_that_of_its_steps(windows, steps):
+    found = evidence(windows, list(range(len(windows.totals.keys))))
+    for position, layer in enumerate(SEEN):
+        counts, tokens = counts_of(steps, position)
+        ratios = counts.max(1) / counts.mean(1)
+        spread = dict(found[layer.index].spread)
+        assert sum(spread.values()) == tokens.sum()
+        for above in (1.0, 1.4, 2.0, 2.7):
+            over = sum(number for most, number in spread.items() if most > above)
+            assert over >= tokens[ratios > above].sum()
+            assert over <= tokens[ratios > above / 2 ** (1 / 32)].sum()
+        assert found[layer.index].enough == ceil(ratios.max() * 10_000 - 1e-6) / Fraction(10_000)
 
 
 def test_buffers_hold_the_slots_of_the_largest_step(detailed, steps):
