@@ -38,7 +38,7 @@ class RankBalance:
         eplb: of EPLB's.
         routeprof: of `place`'s.
         lower_bound: what no placement is below that keeps replicas of an expert on different GPUs;
-            EPLB does not always.
+            EPLB does not always, nor does what starts from it.
     """
 
     before: FloatArray
