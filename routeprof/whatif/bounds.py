@@ -11,17 +11,20 @@ PIECES = 128
 """Steps are averaged to so many before each gets a bound of its own."""
 
 
-def lower_bound(loads: FloatArray, cluster: Cluster, groups: int = 1) -> FloatArray:
+def lower_bound(
+    loads: FloatArray, cluster: Cluster, groups: int = 1, *, repeats: bool = True
+) -> FloatArray:
     """A time below which no placement can bring the slowest GPU, mean over the steps.
 
-    It holds for every placement that splits an expert's load evenly over its replicas and keeps two
-    of them off one GPU. For each step it is the largest of
+    It holds for every placement that splits an expert's load evenly over its replicas. For each
+    step it is the largest of
 
     * Σ load ÷ Σ speed;
     * the largest load per replica, were all spare slots given out to make it small (which is what
       giving them one by one to the hottest achieves), and what the other slots of its GPU hold at
       the least: the coldest experts, replicated with all spare slots once more; by the speed of the
-      GPU where this is least;
+      GPU where this is least. As many of those slots as there are spare ones may hold an expert
+      twice, and are taken for empty;
     * the largest group and the smallest groups beside it, by the speed of the fastest node.
 
     The mean over steps of a maximum is at least the bound of their mean, so steps may be averaged
@@ -30,6 +33,8 @@ def lower_bound(loads: FloatArray, cluster: Cluster, groups: int = 1) -> FloatAr
     Args:
         loads: ``[steps, layers, experts]``.
         groups: expert groups that are kept on a node; 1 for none.
+        repeats: False for what holds of placements alone that keep two replicas of an expert off
+            one GPU, which is more.
 
     Returns:
         ``[layers]``, in the unit of loads by speed.
@@ -38,23 +43,24 @@ def lower_bound(loads: FloatArray, cluster: Cluster, groups: int = 1) -> FloatAr
         [part.mean(axis=0) for part in np.array_split(loads, min(len(loads), PIECES))]
     )
     sizes = np.array([len(part) for part in np.array_split(np.arange(len(loads)), len(pieces))])
-    by_step = np.average(_of_steps(pieces, cluster, groups), axis=0, weights=sizes)
-    whole = _of_steps(loads.mean(axis=0, keepdims=True), cluster, groups)[0]
+    by_step = np.average(_of_steps(pieces, cluster, groups, repeats), axis=0, weights=sizes)
+    whole = _of_steps(loads.mean(axis=0, keepdims=True), cluster, groups, repeats)[0]
     return np.asarray(np.maximum(by_step, whole))
 
 
-def _of_steps(loads: FloatArray, cluster: Cluster, groups: int) -> FloatArray:
+def _of_steps(loads: FloatArray, cluster: Cluster, groups: int, repeats: bool) -> FloatArray:
     """``[steps, layers]``."""
     even = loads.sum(axis=2) / cluster.pace.sum()
-    bound = np.maximum(even, _of_hottest(loads, cluster))
+    bound = np.maximum(even, _of_hottest(loads, cluster, repeats))
     if groups > 1:
         bound = np.maximum(bound, _of_groups(loads, cluster, groups))
     return np.asarray(bound)
 
 
-def _of_hottest(loads: FloatArray, cluster: Cluster) -> FloatArray:
+def _of_hottest(loads: FloatArray, cluster: Cluster, repeats: bool) -> FloatArray:
     experts = loads.shape[2]
     spare = cluster.slots - experts
+    twice = spare if repeats else 0
     in_order = np.sort(loads, axis=2)
     reachable = cluster.gpus // cluster.nodes
     crowded = cluster.room.max() * cluster.nodes > experts
@@ -63,7 +69,7 @@ def _of_hottest(loads: FloatArray, cluster: Cluster) -> FloatArray:
         hottest = np.maximum(hottest, in_order[..., -1] / reachable)
     bounds = []
     for room, speed in set(zip(cluster.capacity, cluster.speed, strict=True)):
-        beside = 0 if crowded else room - 1
+        beside = 0 if crowded else max(0, room - 1 - twice)
         fill = _smallest_sum(in_order[..., :beside], spare)
         bounds.append((hottest + fill) / speed)
     return np.asarray(np.min(bounds, axis=0))

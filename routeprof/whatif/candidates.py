@@ -133,7 +133,7 @@ def _searched(
     problem: Problem, rows: FloatArray, patience: Patience, starts: Sequence[IntArray]
 ) -> IntArray:
     """The best start of each layer, searched on."""
-    bounds = lower_bound(rows, problem.grounds, problem.groups) * len(rows)
+    bounds = lower_bound(rows, problem.grounds, problem.groups, repeats=False) * len(rows)
     placed = []
     for layer, bound in enumerate(bounds):
         task = problem.task(rows[:, layer], layer)

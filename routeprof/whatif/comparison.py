@@ -37,8 +37,7 @@ class RankBalance:
             experts than GPUs.
         eplb: of EPLB's.
         routeprof: of `place`'s.
-        lower_bound: what no placement is below that keeps replicas of an expert on different GPUs;
-            EPLB does not always, nor does what starts from it.
+        lower_bound: what no placement is below.
     """
 
     before: FloatArray

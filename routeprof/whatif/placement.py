@@ -297,7 +297,7 @@ def _described(
         slots=slots,
         replicas=replicas,
         slowest=_slowest(slots, loads, problem.cluster),
-        bound=lower_bound(loads, problem.grounds, problem.groups),
+        bound=lower_bound(loads, problem.grounds, problem.groups, repeats=problem.repeats),
         moved=moved,
         origin=origin,
     )

@@ -115,7 +115,10 @@ def main() -> None:
     original = loaded(options.eplb)
     print(HEADER)
     ratios = np.array(
-        [compared(one, options.effort, not options.strict, original) for one in cases(options.cases)]
+        [
+            compared(one, options.effort, not options.strict, original)
+            for one in cases(options.cases)
+        ]
     )
     print("\nours over EPLB, held out       summed   by step")
     for name, (summed, by_step) in {

@@ -12,12 +12,14 @@ from routeprof.whatif.cluster import Cluster
 from routeprof.whatif.placement import place
 
 
-def best_of_all(loads, cluster, groups=1):
+def best_of_all(loads, cluster, groups=1, *, repeats=False):
     """The smallest mean over steps of the slowest GPU's time, in plain Python."""
     steps, experts = len(loads), len(loads[0])
     best = np.inf
     for slots in product(range(experts), repeat=cluster.slots):
-        if set(slots) != set(range(experts)) or not keeps_rules(slots, cluster, experts, groups):
+        if set(slots) != set(range(experts)):
+            continue
+        if not keeps_rules(slots, cluster, experts, groups, repeats):
             continue
         time = np.zeros((steps, cluster.gpus))
         for slot, expert in enumerate(slots):
@@ -28,11 +30,11 @@ def best_of_all(loads, cluster, groups=1):
     return best
 
 
-def keeps_rules(slots, cluster, experts, groups):
+def keeps_rules(slots, cluster, experts, groups, repeats):
     homes = {}
     for gpu in range(cluster.gpus):
         held = [slots[slot] for slot in range(cluster.slots) if cluster.gpu_of_slot[slot] == gpu]
-        if len(set(held)) < min(len(held), experts // cluster.nodes):
+        if not repeats and len(set(held)) < min(len(held), experts // cluster.nodes):
             return False
         for expert in held:
             homes.setdefault(expert // (experts // groups), set()).add(cluster.node_of_gpu[gpu])
@@ -49,14 +51,19 @@ CLUSTERS = [
 
 
 @settings(max_examples=60)
-@given(data=st.data(), cluster=st.sampled_from(CLUSTERS), experts=st.integers(2, 4))
-def test_nothing_is_below_the_bound(data, cluster, experts):
+@given(
+    data=st.data(),
+    cluster=st.sampled_from(CLUSTERS),
+    experts=st.integers(2, 4),
+    repeats=st.booleans(),
+)
+def test_nothing_is_below_the_bound(data, cluster, experts, repeats):
     load = st.lists(st.integers(0, 30), min_size=experts, max_size=experts)
     loads = data.draw(st.lists(load, min_size=1, max_size=3))
-    best = best_of_all(loads, cluster)
-    bound = lower_bound(np.array(loads, dtype=float)[:, np.newaxis], cluster)[0]
-    assert bound <= best + 1e-9
-    found = place(np.array(loads)[:, np.newaxis], cluster)
+    best = best_of_all(loads, cluster, repeats=repeats)
+    array = np.array(loads, dtype=float)[:, np.newaxis]
+    assert lower_bound(array, cluster, repeats=repeats)[0] <= best + 1e-9
+    found = place(array, cluster, repeats=repeats)
     assert found.slowest[0] >= best - 1e-9
     assert found.bound[0] <= best + 1e-9
 
@@ -65,8 +72,10 @@ def test_nothing_is_below_the_bound(data, cluster, experts):
 @given(load=st.lists(st.integers(0, 30), min_size=4, max_size=4))
 def test_nothing_is_below_the_bound_with_groups(load):
     cluster = Cluster.even(2, 6, nodes=2)
-    best = best_of_all([load], cluster, groups=2)
-    assert lower_bound(np.array([[load]], dtype=float), cluster, groups=2)[0] <= best + 1e-9
+    for repeats in (False, True):
+        best = best_of_all([load], cluster, groups=2, repeats=repeats)
+        bound = lower_bound(np.array([[load]], dtype=float), cluster, groups=2, repeats=repeats)
+        assert bound[0] <= best + 1e-9
 
 
 @pytest.mark.parametrize(
@@ -80,7 +89,7 @@ def test_nothing_is_below_the_bound_with_groups(load):
 )
 def test_bounds_that_are_reached(loads, cluster, bound):
     array = np.array([[loads]], dtype=float)
-    assert lower_bound(array, cluster)[0] == pytest.approx(bound)
+    assert lower_bound(array, cluster, repeats=False)[0] == pytest.approx(bound)
     assert best_of_all([loads], cluster) == pytest.approx(bound)
 
 
