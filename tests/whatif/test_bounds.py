@@ -93,6 +93,13 @@ def test_bounds_that_are_reached(loads, cluster, bound):
     assert best_of_all([loads], cluster) == pytest.approx(bound)
 
 
+def test_a_slot_that_may_repeat_an_expert_is_taken_for_empty():
+    loads, cluster = np.array([[[9.0, 1, 1, 1, 1, 1, 1, 1]]]), Cluster.even(3, 9)
+    strict = lower_bound(loads, cluster, repeats=False)[0]
+    assert strict == pytest.approx(9 / 2 + 1 / 2 + 1)  # the hottest halved, beside it two cold ones
+    assert lower_bound(loads, cluster)[0] == pytest.approx(16 / 3)  # even, above 9 / 2 + 1 / 2
+
+
 def test_steps_beyond_the_pieces_are_averaged():
     loads = np.random.default_rng(0).poisson(20, (300, 2, 8)).astype(float)
     cluster = Cluster.even(4, 8)
