@@ -228,8 +228,12 @@ def test_cards_are_those_of_the_report(context: Make, state: dict[str, str]) -> 
 
 def test_gate_numbers_that_nobody_knows_are_dashes(context: Make) -> None:
     view = context(layer=6)
-    for name in ("probability_mass", "weight_sum"):
-        view.profile.totals.lists[name][:] = np.nan
+    unknown = {
+        name: np.full_like(view.profile.totals.lists[name], np.nan)
+        for name in ("probability_mass", "weight_sum")
+    }
+    totals = replace(view.profile.totals, lists=view.profile.totals.lists | unknown)
+    view = replace(view, profile=replace(view.profile, totals=totals))
     cards = {card.name: card for card in expert.fill(view).cards}
     assert cards["probability_mass"].value == cards["mean_weight"].value == "–"
     assert cards["probability_mass"].note == "not recorded for this router"

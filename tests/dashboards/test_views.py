@@ -4,6 +4,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,28 @@ def test_every_view_of_every_selection(
         filled.figure.to_json()
     assert {card.name for card in content.cards} <= set(DEFINITIONS)
     assert "NaN" not in text_of(list(content.body))
+    assert not any("nan" in card.value + card.note for card in content.cards)
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.path)
+def test_sums_that_are_no_numbers_are_dashes(view: View, context: Make) -> None:
+    """As of a recording whose gate outputs or times were damaged."""
+
+    def spoiled(arrays: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: np.full_like(array, np.nan) if array.dtype.kind == "f" else array
+            for name, array in arrays.items()
+        }
+
+    base = context(layer=2)
+    totals = base.whole.totals
+    totals = replace(totals, sums=spoiled(totals.sums), lists=spoiled(totals.lists))
+    whole = replace(base.whole, totals=totals)
+    content = view.fill(replace(base, whole=whole, profile=whole))
+    for filled in content.panels.values():
+        filled.figure.to_json()
+        assert "nan" not in filled.caption
+    assert "NaN" not in text_of([*content.lead, *content.body])
     assert not any("nan" in card.value + card.note for card in content.cards)
 
 
