@@ -10,7 +10,6 @@ from dash import html
 
 from routeprof.dashboards import formats
 from routeprof.dashboards.live.library import Opened
-from routeprof.dashboards.panels.placements import usual_ranks
 from routeprof.dashboards.state import (
     ALL,
     MEASURES,
@@ -24,6 +23,7 @@ from routeprof.dashboards.state import (
 )
 from routeprof.placements import recorded
 from routeprof.profile import Profile
+from routeprof.rank_loads import usual_ranks
 from routeprof.tables import tag_name
 
 

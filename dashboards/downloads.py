@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flask import Flask, Response, abort, request
 
 from routeprof.dashboards.live.library import Library
@@ -12,7 +14,8 @@ from routeprof.report.csv import available, csv_text
 
 def csv_href(report: str, state: ViewState) -> str:
     """Where a report of the selection is."""
-    return f"/csv/{report}.csv{state.selection.query()}"
+    chosen = replace(state.selection, ranks=state.ranks) if report == "ranks" else state.selection
+    return f"/csv/{report}.csv{chosen.query()}"
 
 
 def add_downloads(server: Flask, library: Library) -> None:
@@ -29,7 +32,8 @@ def add_downloads(server: Flask, library: Library) -> None:
         state = opened.state
         try:
             profile = opened.source.exact(state.between, windows=report == "windows")
-            text = csv_text(profile.narrowed(state.phase, state.tag), report)
+            selected = profile.narrowed(state.phase, state.tag)
+            text = csv_text(selected, report, ranks=state.ranks)
         except RouteprofError as error:
             return Response(f"{error}\n", 409, mimetype="text/plain")
         return Response(

@@ -18,6 +18,7 @@ from routeprof.affinity_tables import affinity_table, repetition_table, transiti
 from routeprof.detail import StepTable, read_steps
 from routeprof.diagnose import Finding, findings
 from routeprof.errors import EmptyRecordingError, LevelRequiredError, UsageError
+from routeprof.rank_loads import rank_loads_table
 from routeprof.ranks import ranks_table
 from routeprof.recording.fold import Key, Totals, fold
 from routeprof.recording.merge import open_recordings
@@ -371,6 +372,17 @@ class Profile:
         self._detail("tokens")
         return repetition_table(self)
 
+    def rank_loads(self, ranks: int | None = None) -> pd.DataFrame:
+        """Load of expert-parallel ranks: one row a placement, layer and rank.
+
+        Placements are ``contiguous`` (neighbours together), ``striped`` (expert i on rank i mod
+        ranks), and ``recorded`` where the recording has one. Replicas share a load evenly.
+
+        Args:
+            ranks: how many; unset, those that the recording tells of, else 8 or fewer.
+        """
+        return rank_loads_table(self, ranks)
+
     def ranks(self) -> pd.DataFrame:
         """One row for each rank, also those that own no tokens: role, state, what it counted.
 
@@ -443,11 +455,15 @@ class Profile:
         """
         return findings(self, now)
 
-    def write_csv(self, directory: str | Path) -> list[Path]:
-        """Write the CSV reports; returns the files."""
+    def write_csv(self, directory: str | Path, *, ranks: int | None = None) -> list[Path]:
+        """Write the CSV reports; returns the files.
+
+        Args:
+            ranks: as for ``rank_loads``.
+        """
         from routeprof.report.csv import write_csv
 
-        return write_csv(self, Path(directory))
+        return write_csv(self, Path(directory), ranks=ranks)
 
 
 def _state(layer: Layer, calls: int, steps: int) -> State:

@@ -27,6 +27,7 @@ COLUMNS = {
     "overflow": """phase,tag,layer,capacity_factor,capacity_rule,overflow_assignments,
         overflow_rate,padding_rate,steps,steps_with_overflow,happened""",
     "windows": "window,phase,tag,layer,start,end,steps,tokens,imbalance_ratio",
+    "ranks": "placement,layer,rank,experts,assignments,load_over_mean",
     "steps": """step,layer,time,phase,tokens,requests,imbalance_ratio,max_load,
         overflow_rate_1.0""",
     "requests": """request,tokens,prefill_tokens,decode_tokens,other_tokens,
@@ -43,6 +44,7 @@ KEYS = {
     "experts": ["phase", "tag", "layer", "expert"],
     "overflow": ["phase", "tag", "layer", "capacity_factor"],
     "windows": ["window", "phase", "tag", "layer"],
+    "ranks": ["placement", "layer", "rank"],
     "steps": ["step", "layer"],
     "requests": ["request"],
     "affinity": ["layer", "expert", "partner"],
@@ -51,7 +53,7 @@ KEYS = {
     "findings": ["finding"],
 }
 NUMBERS = set("layer expert partner request window step finding capacity_factor".split())
-NUMBERS |= {"next_layer", "next_expert"}
+NUMBERS |= {"next_layer", "next_expert", "rank"}
 DETAIL = {"steps", "requests", "affinity", "transitions", "repetition"}
 """Reports that more than level windows has."""
 

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from routeprof.dashboards import formats
-from routeprof.dashboards.panels.placements import loads, usual_ranks
 from routeprof.dashboards.panels.stepwise import whole_steps
 from routeprof.dashboards.state import PLACEMENTS
 from routeprof.dashboards.view import Context, has_values
 from routeprof.metrics import balance
 from routeprof.placements import Recorded, recorded
+from routeprof.rank_loads import loads_of_ranks, usual_ranks
 from routeprof.tables import moe_layers
 from routeprof.topology import Layer
 
@@ -65,7 +65,9 @@ class Spread:
         found = {name: np.full(len(self.layers), np.nan) for name in self.loads}
         for place, (_, layer) in enumerate(moe_layers(self.context.profile)):
             for name, factors in found.items() if layer.index in steps else ():
-                each = loads(steps[layer.index].counts, layer, name, self.ranks, self.known)
+                each = loads_of_ranks(
+                    steps[layer.index].counts, layer, name, self.ranks, self.known
+                )
                 if has_values(each.ravel()):
                     factors[place] = balance.straggler_factor(each)
         return found
@@ -92,7 +94,7 @@ def spread(context: Context) -> Spread:
         for place, (position, layer) in enumerate(layers):
             own = counts[position, : layer.experts]
             if own.any():
-                values[place] = loads(own, layer, name, ranks, known)
+                values[place] = loads_of_ranks(own, layer, name, ranks, known)
         found[name] = values
     return Spread(context, ranks, known, found)
 

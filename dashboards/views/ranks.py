@@ -179,7 +179,7 @@ VIEW = View(
     path="ranks",
     title="Ranks",
     question="Which expert-parallel rank would wait for which?",
-    reports=("layers", "experts"),
+    reports=("ranks", "experts"),
     panels=(
         Panel(
             "rank_loads",

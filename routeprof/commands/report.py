@@ -18,6 +18,12 @@ def report(
     phase: Phase = None,
     tag: Tag = None,
     between: Between = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Expert-parallel ranks in ranks.csv; unset, the recording's or 8."
+        ),
+    ] = None,
     csv_only: Annotated[
         bool, typer.Option("--csv-only", help="Write the CSV files alone (needs no extra).")
     ] = False,
@@ -35,7 +41,7 @@ def report(
     from routeprof.profile import load
 
     profile = selected(load(directories), phase, tag, between)
-    files = profile.write_csv(out)
+    files = profile.write_csv(out, ranks=ranks)
     if not csv_only:
         from routeprof.report.figures import write_figures
         from routeprof.report.html import write_html

@@ -71,6 +71,7 @@ TABLES: dict[str, Callable[[Profile], pd.DataFrame]] = {
     "experts": lambda profile: profile.experts(breakdown=True),
     "overflow": lambda profile: profile.overflow(breakdown=True),
     "windows": lambda profile: profile.windows(),
+    "ranks": lambda profile: profile.rank_loads(),
     "steps": lambda profile: profile.steps(),
     "requests": lambda profile: profile.requests(),
     "affinity": lambda profile: profile.affinity(),
@@ -95,12 +96,16 @@ def available(profile: Profile) -> list[str]:
     return [name for name in TABLES if profile.has(LEVELS_NEEDED.get(name, "windows"))]
 
 
-def csv_text(profile: Profile, name: str) -> str:
-    """One report as text: the bytes of the file, and of the dashboard's download."""
-    return to_csv(TABLES[name](profile))
+def csv_text(profile: Profile, name: str, *, ranks: int | None = None) -> str:
+    """One report as text: the bytes of the file, and of the dashboard's download.
+
+    Args:
+        ranks: as for ``Profile.rank_loads``; for that report alone.
+    """
+    return to_csv(profile.rank_loads(ranks) if name == "ranks" else TABLES[name](profile))
 
 
-def write_csv(profile: Profile, directory: Path) -> list[Path]:
+def write_csv(profile: Profile, directory: Path, *, ranks: int | None = None) -> list[Path]:
     """Write every report that the recording can give; returns the files."""
-    names = available(profile)
-    return [write_text(directory / f"{name}.csv", csv_text(profile, name)) for name in names]
+    texts = {name: csv_text(profile, name, ranks=ranks) for name in available(profile)}
+    return [write_text(directory / f"{name}.csv", text) for name, text in texts.items()]

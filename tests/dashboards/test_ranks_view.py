@@ -14,13 +14,15 @@ import routeprof
 from routeprof.dashboards.controls import control
 from routeprof.dashboards.live.library import Library
 from routeprof.dashboards.live.source import Source
-from routeprof.dashboards.panels import placements
 from routeprof.dashboards.panels.rank_list import rank_list
 from routeprof.dashboards.panels.spreads import spread
 from routeprof.dashboards.state import ViewState
 from routeprof.dashboards.view import Content, Context, Filled
 from routeprof.dashboards.views import ranks
+from routeprof.errors import UsageError
 from routeprof.profile import Profile
+from routeprof.rank_loads import usual_ranks
+from routeprof.report.csv import csv_text
 from routeprof.topology import RankRole
 from tests.commands.conftest import recording
 from tests.dashboards.made import CAPTURED, EXPERTS, Writer
@@ -84,6 +86,26 @@ def test_loads_are_those_of_the_experts_on_each_rank(
     assert list(trace.y) == ["6", "5 · idle", "4 · unsupported", "3 · silent", "2", "1"]
     assert np.isnan(trace.z[1:4]).all()  # never zeros for what was not captured
     np.testing.assert_allclose(trace.customdata[0] * sum(expected[6]) / number, expected[6], 1e-5)
+
+
+@pytest.mark.parametrize("number", [1, 4, 5, 16])
+def test_the_report_has_every_placement(number: int, context: Make) -> None:
+    profile = context(phase="decode").profile
+    table = profile.rank_loads(number)
+    assert list(table["placement"].unique()) == ["contiguous", "striped"]
+    for (placement, layer), own in table.groupby(["placement", "layer"]):
+        loads = brute(profile, number, placement)[layer]
+        assert own["rank"].tolist() == list(range(number))
+        assert own["assignments"].tolist() == loads
+        assert own["experts"].sum() == EXPERTS
+        assert own["experts"].max() - own["experts"].min() <= 1
+        mean = sum(loads) / number
+        np.testing.assert_allclose(own["load_over_mean"], np.array(loads) / mean)
+    assert table["assignments"].dtype == np.int64
+    assert set(table["layer"]) == set(CAPTURED)
+    assert not len(profile.rank_loads(EXPERTS + 1))
+    with pytest.raises(UsageError, match="pass 1 or more"):
+        profile.rank_loads(0)
 
 
 def test_the_slowest_rank_of_each_placement(context: Make) -> None:
@@ -165,7 +187,7 @@ def test_usual_number_of_ranks(context: Make, experts: int, number: int) -> None
         for layer in profile.info.layers
     )
     profile = replace(profile, info=replace(profile.info, layers=layers), files=None)
-    assert placements.usual_ranks(profile) == (number, False)
+    assert usual_ranks(profile) == (number, False)
 
 
 def test_recorded_ranks_come_first(tmp_path: Path) -> None:
@@ -180,7 +202,7 @@ def test_recorded_ranks_come_first(tmp_path: Path) -> None:
             writer.write()
         writer.stop()
     view = look(path)
-    assert placements.usual_ranks(view.whole) == (4, True)
+    assert usual_ranks(view.whole) == (4, True)
     content = ranks.fill(view)
     assert content.cards[0].note == "4 ranks recorded on 2 nodes"
     table, said = rank_list(view), view.profile.ranks()
@@ -221,7 +243,7 @@ def test_recorded_placements_with_replicas(moved: tuple[Path, list[list[int]]]) 
         {"time": 2000.0, "ep_size": 9, "physical_to_logical": [list(range(EXPERTS))] * 7},
     )
     view = look(path, placement="recorded")
-    assert placements.usual_ranks(view.whole) == (6, True)
+    assert usual_ranks(view.whole) == (6, True)
     filled = ranks.fill(view).panels["rank_loads"]
     tokens = {(row.layer, row.expert): row.tokens for row in view.profile.experts().itertuples()}
     for layer, own in filled.table.groupby("layer"):
@@ -229,6 +251,11 @@ def test_recorded_placements_with_replicas(moved: tuple[Path, list[list[int]]]) 
         for slot, expert in enumerate(rows[layer]):  # 18 slots, 3 on each rank
             expected[slot // 3] += tokens[layer, expert] / rows[layer].count(expert)
         np.testing.assert_allclose(own["rank_load"], expected)
+    report = view.profile.rank_loads()
+    report = report[report["placement"] == "recorded"]
+    assert report["experts"].tolist() == [3] * len(report)
+    np.testing.assert_allclose(report["assignments"], filled.table["rank_load"])
+    assert csv_text(view.profile, "ranks").count("\nrecorded,") == len(report)
     assert "moved 1 time meanwhile" in filled.caption
     assert "supposition" not in filled.caption
     assert set(ranks.fill(view).panels["rank_waits"].table["placement"]) == {

@@ -93,6 +93,8 @@ def test_downloads_are_the_reports(
         for name in names:
             answer = page.request.get(f"{url}/csv/{name}.csv{query}", timeout=120_000)
             assert answer.body() == csv_text(profile, name).encode(), name
+    answer = page.request.get(f"{url}/csv/ranks.csv?ranks=3", timeout=120_000)
+    assert answer.body() == csv_text(whole, "ranks", ranks=3).encode()
 
 
 @contextmanager
