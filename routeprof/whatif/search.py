@@ -80,19 +80,21 @@ def search(task: Task, start: IntArray, bound: float, patience: Patience) -> Int
 def put_in_order(board: Board) -> None:
     """Take away what a GPU holds too often, changing as little as can be."""
     while len(excess := _excess(board)):
-        change = _orderly(board, excess)
+        # Not all can be changed at once: what is there twice may be what a GPU must hold twice.
+        changes = (_orderly(board, int(slot)) for slot in excess)
+        change = next((change for change in changes if change is not None), None)
         if change is None:
             return
         change.apply()
 
 
-def _orderly(board: Board, excess: IntArray) -> Change | None:
-    """An exchange with something alike, or where that costs, a slot given to another expert."""
-    swap = None if board.crowded else mildest_swap(board, int(excess[0]))
+def _orderly(board: Board, slot: int) -> Change | None:
+    """An exchange with something alike, or where that costs, the slot given to another expert."""
+    swap = None if board.crowded else mildest_swap(board, slot)
     if swap is not None and swap.score <= board.score * (1 + MILD):
         return swap
     experts = np.arange(len(board.count))
-    slots = np.repeat(excess[:1], len(experts))
+    slots = np.full(len(experts), slot)
     gpu = board.cluster.gpu_of_slot[slots]
     rarer = board.held[gpu, experts] <= board.held[gpu, board.expert[slots]] - 2
     put = best_of_replacements(board, slots[rarer], experts[rarer])

@@ -60,6 +60,11 @@ def test_every_placement_keeps_the_rules(problem, effort):
     assert_rules(place(loads, cluster, effort=effort, repeats=False), loads, cluster)
 
 
+def test_what_a_gpu_must_hold_twice_does_not_hide_what_it_holds_too_often():
+    loads, cluster = np.array([[[1, 1, 1], [0, 0, 0]]]), Cluster.even(2, 12)
+    assert_rules(place(loads, cluster, effort="low", repeats=False), loads, cluster)
+
+
 @settings(max_examples=60)
 @given(problem=problems(), moves=st.integers(0, 5))
 def test_no_more_experts_move_than_allowed(problem, moves):
