@@ -25,6 +25,7 @@ from typing import Any
 
 import routeprof
 from routeprof.dashboards.views import VIEWS
+from tests.dashboards.made import Writer
 from tests.dashboards.synthetic import Shape, write
 
 CHROMIUM = "/usr/bin/chromium"
@@ -114,6 +115,28 @@ def changes(browser: Any, url: str) -> dict[str, list[float]]:
         found[view] = times[2:]
     page.close()
     return found
+
+
+def follows(browser: Any, path: Path) -> list[float]:
+    """Milliseconds from the end of a window's part until the page has its tokens."""
+    writer = Writer(path)
+    writer.write()
+    times = []
+    with server(path) as (url, _):
+        page = browser.new_page()
+        page.goto(f"{url}/overview")
+        page.wait_for_function(DRAWN, arg=1)
+        for number in range(2 * CHANGES):
+            page.wait_for_timeout(1000 + 137 * number)  # anywhere between two looks
+            before = page.locator(".card-value").first.inner_text()
+            writer.write()
+            start = perf_counter()
+            page.wait_for_function(
+                "before => document.querySelector('.card-value').innerText !== before", arg=before
+            )
+            times.append(1e3 * (perf_counter() - start))
+        page.close()
+    return times
 
 
 # -- many
@@ -263,6 +286,9 @@ def main() -> None:
             together = [time for times in every.values() for time in times]
             print(f"change of phase, median of all: {statistics.median(together):,.0f} ms")
             print(f"memory of the server: {memory(pid):,.0f} MiB")
+        times = follows(browser, Path(folder) / "growing")
+        middle, longest = statistics.median(times), max(times)
+        print(f"a new window is on the page after {middle:,.0f} ms, at most {longest:,.0f}")
         live = Path(folder) / "live"
         with recording(live), server(live) as (url, _):
             # They would be other machines' browsers: they leave this one's cores to the model.

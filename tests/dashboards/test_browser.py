@@ -210,7 +210,9 @@ def test_the_address_holds_the_state(open_page: Callable[..., Any], url: str) ->
     page.go_back()
     expect(page.get_by_text("Layer 2, decode, all tags")).to_be_visible()
     expect(page.get_by_role("textbox", name="Phase")).to_have_value("decode")
-    page.get_by_role("link", name="Overflow", exact=True).click()
+    link = page.get_by_role("link", name="Overflow", exact=True)
+    expect(link).to_have_attribute("href", re.compile("phase=decode"))
+    link.click()
     expect(page).to_have_url(re.compile(r"/overflow\?phase=decode&layer=2$"))
     page.get_by_role("slider", name="Capacity factor").press("ArrowRight")
     expect(page).to_have_url(re.compile(r"factor=2"))
@@ -296,6 +298,7 @@ def test_hostile_names_are_text(open_page: Callable[..., Any], url: str) -> None
 def test_terms_are_explained(open_page: Callable[..., Any], url: str) -> None:
     page = open_page()
     page.goto(f"{url}/overview")
+    drawn(page, 1)  # which sets the cards once more
     page.locator("#cards .why").nth(3).focus()
     expect(page.get_by_role("tooltip")).to_contain_text("Load of the hottest expert")
 
@@ -411,7 +414,9 @@ def test_a_range_of_time_is_dragged_kept_and_cleared(
     page.mouse.up()
     expect(page).to_have_url(re.compile(r"between=\d"))
     low, high = (float(text) for text in page.url.split("between=")[1].split("-"))
-    page.get_by_role("link", name="Heatmap", exact=True).click()
+    link = page.get_by_role("link", name="Heatmap", exact=True)
+    expect(link).to_have_attribute("href", re.compile("between="))
+    link.click()
     drawn(page, 1)
     expect(page.get_by_text(re.compile(rf"all tags, {low:g} to {high:g} s"))).to_be_visible()
     whole = routeprof.load(recorded)

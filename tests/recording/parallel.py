@@ -217,8 +217,9 @@ def codes(profile: Profile) -> dict[str, str]:
 
 
 def tables(profile: Profile) -> dict[str, str]:
-    """Every report but the findings."""
-    return {name: csv_text(profile, name) for name in available(profile) if name != "findings"}
+    """Every report but the findings; twins, too, say how many ranks the experts are spread over."""
+    names = [name for name in available(profile) if name != "findings"]
+    return {name: csv_text(profile, name, ranks=2) for name in names}
 
 
 def column(profile: Profile, name: str) -> list:
