@@ -17,7 +17,7 @@ from routeprof.dashboards.live.activity import Activity
 from routeprof.dashboards.live.spans import Span
 from routeprof.dashboards.state import ViewState, usual_factor
 from routeprof.profile import Profile
-from routeprof.tables import column as column
+from routeprof.tables import column
 from routeprof.topology import Layer
 
 

@@ -22,11 +22,11 @@ from routeprof.dashboards.view import (
     Filled,
     Panel,
     View,
-    column,
     has_values,
 )
 from routeprof.dashboards.views.layer import absent
 from routeprof.dashboards.views.timeline import with_range
+from routeprof.tables import column
 from routeprof.topology import Layer
 
 MOST_GROUPS = 24

@@ -23,9 +23,9 @@ from routeprof.whatif.cluster import Cluster
 from routeprof.whatif.eplb import rebalance_experts
 from routeprof.whatif.judge import judge
 from routeprof.whatif.placement import Effort, place
+from tests.realdata import REALDATA
 from tests.whatif.corpus import Case, case
 
-REALDATA = Path(__file__).parents[2].parent / "shared" / "realdata"
 SIZES = ((256, 8), (256, 32), (288, 32), (288, 72), (320, 64))
 HEADER = (
     f"{'problem':36}{'EPLB fitted':>16}{'held out':>16}{'ours fitted':>16}{'held out':>16}"
