@@ -33,6 +33,7 @@ Between = Annotated[
         help="Only windows that end in this range of seconds since the start, such as 10-60 or 10-."
     ),
 ]
+Layers = Annotated[bool, typer.Option("--layers", help="Rows for each layer, too.")]
 Level = Annotated[str, typer.Option(help="windows, steps or tokens.")]
 Gate = Annotated[bool, typer.Option(help="Keep the router's outputs too.")]
 Window = Annotated[float, typer.Option(help="Seconds that a window lasts.")]

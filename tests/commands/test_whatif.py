@@ -19,7 +19,7 @@ from tests.commands.test_bad_input import one_line
 from tests.recording.made import LISTS, random_parts, write
 
 SAMPLE = RECORDINGS_DIR / "healthy"
-DOCS = Path(__file__).parents[2] / "docs" / "whatif.md"
+DOCS = Path(__file__).parents[2] / "docs" / "whatif"
 FIGURES = {"before", "eplb", "routeprof", "lower_bound"}
 
 
@@ -163,7 +163,8 @@ def examples() -> list[tuple[str, str]]:
 
     Not the placements, marked as text: the solver may become better.
     """
-    blocks = re.findall(r"^```\n\$ routeprof (.+?)\n(.+?)^```", DOCS.read_text(), re.M | re.S)
+    pages = "\n".join(page.read_text() for page in sorted(DOCS.glob("*.md")))
+    blocks = re.findall(r"^```\n\$ routeprof (.+?)\n(.+?)^```", pages, re.M | re.S)
     return [(command, output) for command, output in blocks]
 
 

@@ -1,0 +1,16 @@
+"""``routeprof whatif``: predict from a recording before anything is changed."""
+
+from __future__ import annotations
+
+import typer
+
+from routeprof.commands.whatif.capacity import capacity
+from routeprof.commands.whatif.placement import placement
+
+app = typer.Typer(
+    help="Predict from a recording what a change would bring.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(capacity)
+app.command()(placement)
