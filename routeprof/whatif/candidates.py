@@ -8,15 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from routeprof.metrics._arrays import FloatArray, IntArray
-from routeprof.whatif.board import Board, Task
+from routeprof.whatif.board import Board, BoolArray, Task
 from routeprof.whatif.bounds import lower_bound
 from routeprof.whatif.cluster import Cluster
 from routeprof.whatif.eplb import rebalance_experts
 from routeprof.whatif.replicas import first_placement
 from routeprof.whatif.search import Patience, obeys, put_in_order, search
 from routeprof.whatif.typical import typical_steps
-
-RAW = "raw"
 
 STEPS_OF_ONE = 8
 """Steps that a typical step stands for, at least, or it would show chance."""
@@ -70,6 +68,10 @@ class Problem:
             return Task(rows, self.grounds)
         return Task(rows, self.grounds, self.today[layer], self.moves)
 
+    def of(self, layers: BoolArray) -> Problem:
+        """The same for some of the layers."""
+        return self if self.today is None else replace(self, today=self.today[layers])
+
     @property
     def trusted(self) -> str:
         """What is kept unless something else is sure to be better."""
@@ -78,39 +80,73 @@ class Problem:
         return "eplb" if self.cluster.is_even else "sums"
 
 
-def candidates(
-    problem: Problem, loads: FloatArray, depth: Depth, known: dict[str, IntArray]
-) -> dict[str, IntArray]:
-    """Placements ``[layers, slots]`` by what made them.
+@dataclass(frozen=True)
+class Candidates:
+    """Placements of all layers to choose from.
 
-    The trusted one comes first as it is, as ``RAW``, and then put in order. Where there is none,
-    for uneven GPUs, what was searched on sums is trusted.
+    Attributes:
+        names: what made them; the first is trusted.
+        slots: ``[candidates, layers, slots]``.
+        raw: the trusted one before it was put in order, ``[layers, slots]``.
+    """
+
+    names: tuple[str, ...]
+    slots: IntArray
+    raw: IntArray
+
+    def of(self, layers: BoolArray) -> Candidates:
+        """The same for some of the layers."""
+        return Candidates(self.names, self.slots[:, layers], self.raw[layers])
+
+    @property
+    def out_of_order(self) -> BoolArray:
+        """Where order changed the trusted one, ``[layers]``."""
+        return np.asarray((self.raw != self.slots[0]).any(axis=1))
+
+
+def trusted(problem: Problem, loads: FloatArray) -> Candidates | None:
+    """The trusted placement alone; None where it must be searched for, as for uneven GPUs."""
+    if problem.trusted == "sums":
+        return None
+    grounds, raw = problem.grounds, problem.today
+    if raw is None or problem.moves is None:
+        sums, nodes = loads.sum(axis=0), grounds.nodes
+        raw = rebalance_experts(sums, grounds.slots, problem.groups, nodes, grounds.gpus)[0]
+    ordered = raw if problem.repeats else _in_order(problem, loads, raw)
+    return Candidates((problem.trusted,), ordered[np.newaxis], raw)
+
+
+def candidates(
+    problem: Problem,
+    loads: FloatArray,
+    depth: Depth,
+    kept: Candidates | None,
+    known: Candidates | None = None,
+) -> Candidates:
+    """What there is to choose from; what was searched on sums is trusted where nothing else is.
 
     Args:
         loads: ``[steps, layers, experts]``.
-        known: candidates made for a part of the loads, to start from.
+        kept: the trusted placement.
+        known: candidates made for a part of the loads, to start from; nothing else is made.
     """
-    found: dict[str, IntArray] = {}
-    starts: list[IntArray] = []
+    earlier = {} if known is None else dict(zip(known.names, known.slots, strict=True))
+    found = {} if kept is None else {kept.names[0]: kept.slots[0]}
+    starts = [] if kept is None else [kept.raw]
     mean = loads.mean(axis=0, keepdims=True)
-    if problem.trusted != "sums":
-        found[RAW] = _trusted(problem, mean)
-        starts.append(found[RAW])
-        found[problem.trusted] = (
-            found[RAW] if problem.repeats else in_order(problem, loads, found[RAW])
-        )
-    starts += [known[name] for name in ("sums",) if name in known]
+    starts += [earlier[name] for name in ("sums",) if name in earlier]
     found["sums"] = _searched(problem, mean, depth.sums, starts)
     typical = min(depth.typical, len(loads) // STEPS_OF_ONE)
-    if typical > 1:
+    if typical > 1 and (known is None or "steps" in earlier):
         # The mean beside the steps: what is gained in steps shall not be lost in the sum.
         rows = np.concatenate((typical_steps(loads, typical), mean))
-        starts = [found["sums"], *(known[name] for name in ("steps",) if name in known)]
+        starts = [found["sums"], *(earlier[name] for name in ("steps",) if name in earlier)]
         found["steps"] = _searched(problem, rows, depth.steps, starts)
-    return found
+    raw = found["sums"] if kept is None else kept.raw
+    return Candidates(tuple(found), np.stack(list(found.values())), raw)
 
 
-def in_order(problem: Problem, loads: FloatArray, slots: IntArray) -> IntArray:
+def _in_order(problem: Problem, loads: FloatArray, slots: IntArray) -> IntArray:
     """A placement after what its GPUs hold too often was given to other experts."""
     mean = loads.mean(axis=0, keepdims=True)
     rows = np.concatenate((typical_steps(loads, ALIKE_IN), mean)) if len(loads) > 1 else mean
@@ -120,13 +156,6 @@ def in_order(problem: Problem, loads: FloatArray, slots: IntArray) -> IntArray:
     for board in boards:
         put_in_order(board)
     return np.stack([board.expert for board in boards])
-
-
-def _trusted(problem: Problem, mean: FloatArray) -> IntArray:
-    if problem.today is not None and problem.moves is not None:
-        return problem.today
-    grounds = problem.grounds
-    return rebalance_experts(mean[0], grounds.slots, problem.groups, grounds.nodes, grounds.gpus)[0]
 
 
 def _searched(

@@ -19,11 +19,11 @@ from routeprof.metrics._arrays import (
 )
 from routeprof.whatif.board import Board, Task
 from routeprof.whatif.bounds import lower_bound
-from routeprof.whatif.candidates import RAW, Depth, Problem, candidates
+from routeprof.whatif.candidates import Depth, Problem
+from routeprof.whatif.choice import chosen
 from routeprof.whatif.cluster import Cluster
 from routeprof.whatif.judge import rank_times, step_loads
 from routeprof.whatif.search import Patience, gather_pairs
-from routeprof.whatif.validation import TOLERANCE, Outlook, in_scenarios, on_later_steps, over
 
 Effort = Literal["low", "normal", "high"]
 
@@ -106,7 +106,7 @@ def place(
     pairs = _pairs(steps, together, traffic)
     if effort not in EFFORTS:
         raise UsageError(f"effort is {effort!r}: pass one of {', '.join(EFFORTS)}")
-    slots, origin = _chosen(problem, steps, EFFORTS[effort])
+    slots, origin = chosen(problem, steps, EFFORTS[effort])
     if pairs is not None:
         slots = _gathered(problem, steps, slots, pairs * traffic)
     if problem.today is not None:
@@ -184,68 +184,12 @@ def _pairs(loads: FloatArray, together: npt.ArrayLike | None, traffic: float) ->
     return np.asarray(2 * np.divide(pairs, total, out=np.zeros_like(pairs), where=total > 0))
 
 
-# -- the choice
-
-
-def _chosen(problem: Problem, loads: FloatArray, depth: Depth) -> tuple[IntArray, tuple[str, ...]]:
-    """The placement of every layer, and what made it.
-
-    The trusted one, put in order, unless another is quicker and bears no risk. Where order itself
-    bears one, what may be expected to be the quickest.
-    """
-    first, later = np.array_split(loads, 2)
-    half = candidates(problem, first, depth.without_kicks(), {}) if len(later) > 1 else {}
-    fitted = candidates(problem, loads, depth, half)
-    tested, unseen = (half, later) if half else (fitted, loads)
-    names = [name for name in fitted if name in tested and name != RAW]
-    outlooks = {name: _outlook(problem, loads, fitted, half, name) for name in names}
-    times = {name: _slowest(tested[name], unseen, problem.cluster) for name in names}
-
-    best = np.zeros(loads.shape[1], dtype=np.int64)
-    every = np.arange(loads.shape[1])
-    time, expected, risk = (
-        np.stack(rows)
-        for rows in (
-            [times[name] for name in names],
-            [outlooks[name].expected for name in names],
-            [outlooks[name].risk for name in names],
-        )
-    )
-    for number in range(1, len(names)):
-        sure = (risk[number] <= 1 + TOLERANCE) & (expected[number] <= 1)
-        quicker = time[number] < time[best, every]
-        forced = np.minimum(expected, risk)[best, every] > 1 + TOLERANCE
-        likely = expected[number] < expected[best, every] - TOLERANCE
-        best[(sure & quicker) | (forced & likely)] = number
-    slots = np.stack([fitted[name] for name in names])[best, every]
-    return slots, tuple(names[number] for number in best)
-
-
-def _outlook(
-    problem: Problem,
-    loads: FloatArray,
-    fitted: dict[str, IntArray],
-    half: dict[str, IntArray],
-    name: str,
-) -> Outlook:
-    """A candidate beside the trusted placement, which is the first."""
-    trusted, cluster = next(iter(fitted)), problem.cluster
-    if len(loads) == 1:
-        now = over(*(_slowest(fitted[one], loads, cluster) for one in (name, trusted)))
-        return Outlook(now, now)
-    outlook = in_scenarios(fitted[name], fitted[trusted], loads, cluster)
-    if not half:
-        return outlook
-    later = np.array_split(loads, 2)[1]
-    return outlook.and_also(on_later_steps(half[name], half[trusted], later, cluster))
+# -- what follows the choice
 
 
 def _slowest(slots: IntArray, loads: FloatArray, cluster: Cluster) -> FloatArray:
     """Time of the slowest GPU, mean over the steps, ``[layers]``."""
     return np.asarray(rank_times(slots, loads, cluster).max(axis=2).mean(axis=0))
-
-
-# -- what follows the choice
 
 
 def _gathered(problem: Problem, loads: FloatArray, slots: IntArray, worth: FloatArray) -> IntArray:

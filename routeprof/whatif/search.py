@@ -19,7 +19,7 @@ from routeprof.whatif.moves import (
 )
 from routeprof.whatif.rules import may_replace, may_swap
 
-CLOSE = 2e-5
+CLOSE = 5e-5
 """Where the search ends: so near to the bound, relatively."""
 
 RESHUFFLES = 0.5

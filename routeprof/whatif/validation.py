@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from routeprof.metrics._arrays import FloatArray, IntArray, ratio
+from routeprof.whatif.board import BoolArray
 from routeprof.whatif.cluster import Cluster
 from routeprof.whatif.judge import rank_times
 
@@ -35,54 +36,74 @@ def student(blocks: int) -> float:
 
 @dataclass(frozen=True)
 class Outlook:
-    """The slowest rank's time over the trusted placement's, ``[layers]`` each.
+    """How candidates compare with the trusted placement, ``[candidates, layers]`` each.
 
     Attributes:
-        expected: in the mean.
-        risk: what it may come to in 1 % of the cases.
+        time: of the slowest rank, in the unit of loads by speed.
+        expected: the same over the trusted placement's, in the mean.
+        risk: what that may come to in 1 % of the cases.
     """
 
+    time: FloatArray
     expected: FloatArray
     risk: FloatArray
 
+    @property
+    def sure(self) -> BoolArray:
+        """Where nothing speaks against it, ``[candidates, layers]``."""
+        return np.asarray((self.risk <= 1 + TOLERANCE) & (self.expected <= 1))
+
+    def of(self, layers: BoolArray) -> Outlook:
+        """The same for some of the layers."""
+        return Outlook(self.time[:, layers], self.expected[:, layers], self.risk[:, layers])
+
     def and_also(self, other: Outlook) -> Outlook:
-        """The worse of two."""
-        return Outlook(np.maximum(self.expected, other.expected), np.maximum(self.risk, other.risk))
+        """The worse of two, with the time of the first."""
+        expected = np.maximum(self.expected, other.expected)
+        return Outlook(self.time, expected, np.maximum(self.risk, other.risk))
 
 
 def on_later_steps(
-    candidate: IntArray, trusted: IntArray, later: FloatArray, cluster: Cluster
+    candidates: IntArray, trusted: IntArray, later: FloatArray, cluster: Cluster
 ) -> Outlook:
-    """How the candidate compares with the trusted placement on steps that neither was made for.
+    """How candidates compare with the trusted placement on steps that none was made for.
 
     By step, with a margin of 99 % from the deviation between blocks, or for the loads added up; the
     worse of the two.
 
     Args:
-        candidate, trusted: ``[layers, slots]``.
+        candidates: ``[candidates, layers, slots]``.
+        trusted: ``[layers, slots]``.
         later: ``[steps, layers, experts]``, two steps or more.
     """
-    times, old_times = (rank_times(slots, later, cluster) for slots in (candidate, trusted))
-    slowest, old = times.max(axis=2), old_times.max(axis=2)
-    parts = np.array_split(np.arange(len(later)), min(len(later), BLOCKS))
-    difference = np.stack([(slowest[part] - old[part]).mean(axis=0) for part in parts])
+    times = np.stack([rank_times(slots, later, cluster) for slots in (trusted, *candidates)])
+    slowest = times.max(axis=3)
+    parts = np.array_split(slowest - slowest[0], min(len(later), BLOCKS), axis=1)
+    difference = np.stack([part.mean(axis=1) for part in parts])
     deviation = difference.std(axis=0, ddof=1) / np.sqrt(len(parts))
     # What comes later varies once more.
     margin = student(len(parts)) * np.sqrt(1.5) * deviation
-    total = over(*(time.mean(axis=0).max(axis=1) for time in (times, old_times)))
-    by_step = over(slowest.mean(axis=0), old.mean(axis=0))
-    with_margin = over(slowest.mean(axis=0) + margin, old.mean(axis=0))
-    return Outlook(np.maximum(by_step, total), np.maximum(with_margin, total))
+    time, total = slowest.mean(axis=1), times.mean(axis=1).max(axis=2)
+    summed = over(total, total[0])
+    expected = np.maximum(over(time, time[0]), summed)
+    risk = np.maximum(over(time + margin, time[0]), summed)
+    return Outlook(time[1:], expected[1:], risk[1:])
 
 
 def in_scenarios(
-    candidate: IntArray, trusted: IntArray, loads: FloatArray, cluster: Cluster
+    candidates: IntArray, trusted: IntArray, loads: FloatArray, cluster: Cluster
 ) -> Outlook:
-    """How the candidate compares for added up loads that change, see `scenarios`."""
-    future = scenarios(loads)
-    new, old = (rank_times(slots, future, cluster).max(axis=2) for slots in (candidate, trusted))
-    expected = over(new.mean(axis=0), old.mean(axis=0))
-    return Outlook(expected, np.quantile(over(new, old), 0.99, axis=0))
+    """How candidates compare for added up loads that change, see `scenarios`; arguments as above.
+
+    Of one step alone nothing is known but itself.
+    """
+    future = scenarios(loads) if len(loads) > 1 else loads
+    slowest = np.stack(
+        [rank_times(slots, future, cluster).max(axis=2) for slots in (trusted, *candidates)]
+    )
+    time = slowest.mean(axis=1)
+    risk = np.quantile(over(slowest, slowest[0]), 0.99, axis=1)
+    return Outlook(time[1:], over(time, time[0])[1:], risk[1:])
 
 
 def over(new: FloatArray, old: FloatArray) -> FloatArray:
