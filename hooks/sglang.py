@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from routeprof.hooks.session import Session, Settings, open_session, say, settings, wants
 from routeprof.hooks.sglang_steps import Requests, read_step
+from routeprof.hooks.widths import expert_width
 from routeprof.topology import Layer, ModelInfo
 
 if TYPE_CHECKING:
@@ -219,6 +220,7 @@ def _model(runner: Any) -> ModelInfo:
         name=str(config.model_path),
         model_type=str(config.hf_text_config.model_type),
         hidden_size=int(config.hidden_size),
+        expert_width=expert_width(config.hf_text_config),
         dtype=str(config.dtype).removeprefix("torch."),
         engine="sglang",
         engine_version=str(sglang.__version__),

@@ -26,6 +26,7 @@ from routeprof.hooks.batch import Batch, BatchReader
 from routeprof.hooks.compiled import forget_compiled
 from routeprof.hooks.discovery import LayerSpec, find_layers, pass_of
 from routeprof.hooks.taps import FoundLayer, Take, call_after, call_before, call_tap
+from routeprof.hooks.widths import expert_width
 from routeprof.recording.schema import RecordingInfo
 from routeprof.topology import LEVELS, ModelInfo, RankRole
 
@@ -147,6 +148,7 @@ def _model_info(model: nn.Module, name: str) -> ModelInfo:
         name=name or str(getattr(config, "_name_or_path", "") or type(model).__name__),
         model_type=str(getattr(config, "model_type", "")),
         hidden_size=getattr(text, "hidden_size", None),
+        expert_width=expert_width(text),
         dtype="" if parameter is None else str(parameter.dtype).removeprefix("torch."),
         engine="transformers" if engine and config is not None else "torch",
         engine_version=str(getattr(engine if config is not None else torch, "__version__", "")),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from routeprof.hooks.session import Session, Settings, open_session, say, settings, wants
 from routeprof.hooks.vllm_steps import Requests, Step, own_rows
+from routeprof.hooks.widths import expert_width
 from routeprof.topology import ModelInfo, RankRole
 
 if TYPE_CHECKING:
@@ -186,6 +187,7 @@ def _model(runner: Any) -> ModelInfo:
         name=str(config.model),
         model_type=str(config.hf_text_config.model_type),
         hidden_size=int(config.get_hidden_size()),
+        expert_width=expert_width(config.hf_text_config),
         dtype=str(config.dtype).removeprefix("torch."),
         engine="vllm",
         engine_version=str(vllm.__version__),

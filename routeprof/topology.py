@@ -74,11 +74,17 @@ class RankRole:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What the recording says about the model and the engine that runs it."""
+    """What the recording says about the model and the engine that runs it.
+
+    Attributes:
+        hidden_size: width of a token.
+        expert_width: inner width of a routed expert; None where nobody said.
+    """
 
     name: str = ""
     model_type: str = ""
     hidden_size: int | None = None
+    expert_width: int | None = None
     dtype: str = ""
     engine: str = ""
     engine_version: str = ""

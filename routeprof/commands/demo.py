@@ -50,7 +50,7 @@ def _record(directory: Path, new_tokens: int) -> None:
         typer.echo(f"  {kind}: {PROMPTS} prompts, {new_tokens} new tokens each")
 
     record_prompts(
-        load_model(), directory, level="steps", window=0.25, new_tokens=new_tokens, done=done
+        load_model(), directory, level="tokens", window=0.25, new_tokens=new_tokens, done=done
     )
 
 
