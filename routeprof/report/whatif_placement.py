@@ -13,7 +13,9 @@ from routeprof.report.summary import NONE, json_data
 from routeprof.report.text import plain_table
 
 if TYPE_CHECKING:
+    from routeprof.formats.placements import Written
     from routeprof.whatif.comparison import Comparison, RankBalance
+    from routeprof.whatif.decision import Decision
 
 SUMS_ALONE = "held_out: needs level steps, record with level='steps'; this recording has sums alone"
 ONE_STEP = "held_out: needs two steps or more, the selection has one"
@@ -58,6 +60,26 @@ def print_placement(made: Comparison, console: Console, *, level: str, layers: b
         console.print(part, highlight=False)
 
 
+def written_json(decision: Decision, files: Written) -> dict[str, Any]:
+    """What was written, for JSON; ``fitted_steps`` is null where there were sums alone."""
+    data: dict[str, Any] = json_data(
+        {
+            "files": [str(file) for file in files.files],
+            "left_out": files.left_out,
+            "fitted_steps": decision.steps or None,
+            "moved_experts": decision.moved,
+            "layers_without_tokens": decision.unmeasured,
+        }
+    )
+    return data
+
+
+def print_written(made: Comparison, decision: Decision, files: Written, console: Console) -> None:
+    """The same as text."""
+    for line in _written_lines(made, decision, files):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
 def why_none(level: str) -> str:
     """Why nothing is held out."""
     return SUMS_ALONE if level == "windows" else ONE_STEP
@@ -80,6 +102,20 @@ def _lines(made: Comparison, level: str, layers: bool) -> Iterator[RenderableTyp
     yield f"before: {made.before}"
     if made.held_out is None:
         yield why_none(level)
+
+
+def _written_lines(made: Comparison, decision: Decision, files: Written) -> Iterator[str]:
+    if decision.steps:
+        yield f"\nwritten, fitted on all {decision.steps:,} steps (the figures: on the first half):"
+    else:
+        yield "\nwritten, fitted on the sums as the figures:"
+    yield from (f"  {file}" for file in files.files)
+    yield from (f"  not {name}: {reason}" for name, reason in files.left_out.items())
+    if decision.moved is not None:
+        yield f"experts that come to another GPU than {made.before}: {decision.moved:,}"
+    if decision.unmeasured:
+        layers = ", ".join(map(str, decision.unmeasured))
+        yield f"layers without tokens, as today or in order: {layers}"
 
 
 def _table(made: Comparison, layers: bool) -> Table:

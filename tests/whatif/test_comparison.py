@@ -98,7 +98,7 @@ def test_sums_alone_hold_nothing_out(windows, steps):
 
 def test_more_steps_than_fit_are_added_up(detailed, steps, monkeypatch):
     whole = compare(detailed, Cluster.even(2, 8), effort="low")
-    monkeypatch.setattr("routeprof.whatif.comparison.MOST_STEPS", 6)
+    monkeypatch.setattr("routeprof.whatif.loads.MOST_STEPS", 6)
     folded = compare(detailed, Cluster.even(2, 8), effort="low")
     assert folded.steps == whole.steps
     assert folded.fitted.before.tolist() == whole.fitted.before.tolist()

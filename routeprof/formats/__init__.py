@@ -1,0 +1,1 @@
+"""Other tools' files, one package or module for each kind."""
