@@ -87,8 +87,9 @@ class Board:
         both, turned = np.concatenate((first, second)), np.concatenate((second, first))
         self.expert[both] = self.expert[turned]
         self.item[:, both] = self.item[:, turned]
-        for gpu in {int(ours[0]), int(theirs[0])}:
-            load = self.item[:, self.slots_of(gpu)].sum(axis=1)
+        for gpu in (ours[0], theirs[0]):
+            start = self.cluster.first_slot[gpu]
+            load = self.item[:, start : start + self.cluster.room[gpu]].sum(axis=1)
             self.time[:, gpu] = load / self.cluster.pace[gpu]
 
     def put(self, slot: int, expert: int) -> None:

@@ -20,7 +20,7 @@ from routeprof.whatif.rules import may_come, may_go, may_replace, may_swap
 MOST_CELLS = 400_000
 """Changes × rows that are weighed in one go; above it a kind of change is left out."""
 
-MOST_SWAPS = 60_000
+MOST_SWAPS = 30_000
 """Exchanges × rows that are weighed in one go."""
 
 EVENNESS = 0.1
@@ -46,8 +46,9 @@ def best_swap(board: Board, gpu: int) -> Change | None:
     mine = board.slots_of(gpu)
     stride = -(-len(mine) * board.item.size // MOST_SWAPS)
     mine = mine[board.changes % min(stride, len(mine)) :: stride]
-    leaving, coming = board.item[:, mine, np.newaxis], board.item[:, np.newaxis, :]
-    score, order = _after_exchange(board, gpu, leaving - coming, board.cluster.gpu_of_slot)
+    score, order = _after_exchange(
+        board, gpu, board.item[:, mine], board.item, board.cluster.gpu_of_slot
+    )
     if board.task.together is not None:
         score -= _saved_by_swaps(board, gpu, mine)
         order = score
@@ -61,9 +62,9 @@ def best_swap(board: Board, gpu: int) -> Change | None:
 def mildest_swap(board: Board, slot: int) -> Change | None:
     """Exchange what is in ``slot`` with something elsewhere of about the same load."""
     gpu, mine = int(board.cluster.gpu_of_slot[slot]), np.array([slot])
-    difference = board.item[:, mine, np.newaxis] - board.item[:, np.newaxis, :]
-    score, _ = _after_exchange(board, gpu, difference, board.cluster.gpu_of_slot)
-    order = np.maximum(score, board.score) + np.abs(difference).sum(axis=0)
+    leaving = board.item[:, mine]
+    score, _ = _after_exchange(board, gpu, leaving, board.item, board.cluster.gpu_of_slot)
+    order = np.maximum(score, board.score) + np.abs(leaving - board.item).sum(axis=0)
     order[~may_swap(board, gpu, mine)] = np.inf
     other = int(order.argmin())
     if order[0, other] == np.inf:
@@ -75,19 +76,18 @@ def best_pair_swap(board: Board, gpu: int) -> Change | None:
     """Exchange two replicas on ``gpu`` with two on one of the GPUs with the least to do."""
     pairs, their_gpu = _pairs(board.cluster)
     mine = pairs[their_gpu == gpu]
-    idlest = np.isin(their_gpu, board.time.sum(axis=0).argsort(kind="stable")[:PARTNERS])
-    pairs, their_gpu = pairs[idlest], their_gpu[idlest]
+    idle = np.zeros(board.cluster.gpus, dtype=bool)
+    idle[board.time.sum(axis=0).argsort(kind="stable")[:PARTNERS]] = True
+    idle = idle[their_gpu]
+    pairs, their_gpu = pairs[idle], their_gpu[idle]
     too_many = len(mine) * len(pairs) * len(board.item) > MOST_CELLS
     bound = board.held_today is not None or board.task.together is not None
     if too_many or not len(mine) or board.crowded or bound:
         return None
-    leaving = board.item[:, mine].sum(axis=2)[:, :, np.newaxis]
-    coming = board.item[:, pairs].sum(axis=2)[:, np.newaxis, :]
-    score, order = _after_exchange(board, gpu, leaving - coming, their_gpu)
-    enters, comes = may_go(board, gpu), may_come(board, gpu)
-    going = enters[np.ix_(their_gpu, board.expert[mine[:, 0]])]
-    going &= enters[np.ix_(their_gpu, board.expert[mine[:, 1]])]
-    order[~(going.T & comes[pairs].all(axis=1))] = np.inf
+    leaving, coming = (board.item[:, part].sum(axis=2) for part in (mine, pairs))
+    score, order = _after_exchange(board, gpu, leaving, coming, their_gpu)
+    goes = np.all(may_go(board, gpu, board.expert[mine.T]), axis=0)
+    order[~(goes[:, their_gpu] & may_come(board, gpu)[pairs].all(axis=1))] = np.inf
     one, other = np.unravel_index(order.argmin(), order.shape)
     if order[one, other] == np.inf:
         return None
@@ -131,23 +131,27 @@ def best_of_replacements(board: Board, slots: IntArray, experts: IntArray) -> Ch
 
 
 def _after_exchange(
-    board: Board, gpu: int, difference: FloatArray, their_gpu: IntArray
+    board: Board, gpu: int, leaving: FloatArray, coming: FloatArray, their_gpu: IntArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Scores if ``gpu`` hands over ``difference`` of load, and what to choose the best change by.
+    """Scores if ``gpu`` exchanges loads with another, and what to choose the best change by.
 
     Where a third GPU is the slowest, the score doesn't tell the exchanges apart; the more even the
     two GPUs get, the better for the changes that follow.
 
     Args:
-        difference: ``[rows, mine, theirs]``.
-        their_gpu: ``[theirs]``.
+        leaving: loads that ``gpu`` may give, ``[rows, mine]``.
+        coming: loads that it may take for them, ``[rows, theirs]``.
+        their_gpu: where these are, ``[theirs]``.
 
     Returns:
         Two arrays ``[mine, theirs]``.
     """
-    pace = board.cluster.pace
-    after = board.time[:, gpu, np.newaxis, np.newaxis] - difference / pace[gpu]
-    theirs = board.time[:, np.newaxis, their_gpu] + difference / pace[their_gpu]
+    slowness = 1 / board.cluster.pace
+    keeping = board.time[:, gpu, np.newaxis] - leaving * slowness[gpu]
+    after = keeping[:, :, np.newaxis] + (coming * slowness[gpu])[:, np.newaxis, :]
+    without = board.time[:, their_gpu] - coming * slowness[their_gpu]
+    theirs = leaving[:, :, np.newaxis] * slowness[their_gpu]
+    theirs += without[:, np.newaxis, :]
     np.maximum(after, theirs, out=after)
     two = after.sum(axis=0)
     np.maximum(after, _slowest_other(board, gpu)[:, np.newaxis, their_gpu], out=after)

@@ -12,12 +12,12 @@ from routeprof.metrics._arrays import IntArray
 from routeprof.whatif.board import Board, BoolArray
 
 
-def may_go(board: Board, gpu: int) -> BoolArray:
-    """GPUs on which an expert of ``gpu`` would have room, ``[gpus, experts]``."""
+def may_go(board: Board, gpu: int, experts: IntArray) -> BoolArray:
+    """GPUs on which experts of ``gpu`` would have room, ``[..., gpus]``."""
     node = board.cluster.node_of_gpu
-    reachable = node == node[gpu]
-    reachable[gpu] = False
-    return np.asarray((board.held < board.most[:, np.newaxis]) & reachable[:, np.newaxis])
+    room = np.where(node == node[gpu], board.most, 0)
+    room[gpu] = 0
+    return np.asarray(room > board.held.T[experts])
 
 
 def may_come(board: Board, gpu: int) -> BoolArray:
@@ -28,7 +28,7 @@ def may_come(board: Board, gpu: int) -> BoolArray:
 def may_swap(board: Board, gpu: int, mine: IntArray) -> BoolArray:
     """Exchanges of slots on ``gpu`` with all slots, ``[mine, slots]``."""
     ours, theirs, their_gpu = board.expert[mine], board.expert, board.cluster.gpu_of_slot
-    allowed = may_go(board, gpu)[their_gpu][:, ours].T & may_come(board, gpu)
+    allowed = may_go(board, gpu, ours)[:, their_gpu] & may_come(board, gpu)
     if board.crowded:
         allowed &= (board.held[gpu, ours] > board.fewest[gpu])[:, np.newaxis]
         allowed &= board.held[their_gpu, theirs] > board.fewest[their_gpu]
