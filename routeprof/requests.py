@@ -58,7 +58,7 @@ def requests_table(profile: Profile) -> pd.DataFrame:
     Raises:
         LevelRequiredError: the recording has no tokens.
     """
-    replicas = _replicas(profile)
+    replicas = replica_ranks(profile)
     seen = [_seen(profile, profile.layer(index), replicas) for index in profile.layer_indices]
     seen = [own for own in seen if len(own.requests)]
     if not seen:
@@ -68,7 +68,7 @@ def requests_table(profile: Profile) -> pd.DataFrame:
     several = len(set(replicas.values())) > 1
     return pd.DataFrame(
         {
-            "request": _names(requests, with_rank=several),
+            "request": request_names(requests, with_rank=several),
             "tokens": tokens.sum(1),
             **{f"{kind}_tokens": tokens[:, place] for place, kind in enumerate(_KINDS)},
             "divergence_from_all": divergence,
@@ -118,7 +118,7 @@ def _kinds(profile: Profile, layer: Layer, table: TokenTable) -> NDArray[np.int6
     return np.asarray(kind[last_places(ran, of_rank(table.rank, table.step))])
 
 
-def _replicas(profile: Profile) -> dict[int, int]:
+def replica_ranks(profile: Profile) -> dict[int, int]:
     """For each rank that owns tokens, the first of those that see the same requests.
 
     They have the same data-parallel rank and are told apart by another one. Ranks that are told
@@ -141,7 +141,7 @@ def _replicas(profile: Profile) -> dict[int, int]:
     return firsts
 
 
-def _names(requests: NDArray[np.int64], *, with_rank: bool) -> list[str]:
+def request_names(requests: NDArray[np.int64], *, with_rank: bool) -> list[str]:
     ranks, numbers = rank_and_number(requests)
     names = [str(number) for number in numbers.tolist()]
     pairs = zip(ranks.tolist(), names, strict=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import typer
 
+from routeprof.commands.whatif.batching import batching
 from routeprof.commands.whatif.capacity import capacity
+from routeprof.commands.whatif.layout import layout
 from routeprof.commands.whatif.placement import placement
 
 app = typer.Typer(
@@ -14,3 +16,5 @@ app = typer.Typer(
 )
 app.command()(capacity)
 app.command()(placement)
+app.command()(layout)
+app.command()(batching)
