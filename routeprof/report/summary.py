@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 NONE = "–"
 DROPS = "layers {} really drop: they count as invalid, and overflow is of what was kept"
 OVERFLOW_SHOWN = (1.0, 1.25)
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 NOT_CAPTURED: tuple[State, ...] = ("silent", "unsupported", "idle")
 
 
@@ -59,6 +60,20 @@ def coverage(value: Any) -> str:
     if pd.isna(value) or value == 1:
         return NONE if pd.isna(value) else "100%"
     return f"{min(value, 0.9999) if value < 1 else max(value, 1.0001):.2%}"
+
+
+def size(value: Any) -> str:
+    """Bytes, in the unit that leaves few digits."""
+    if pd.isna(value):
+        return NONE
+    power = min(max(int(value).bit_length() - 1, 0) // 10, len(UNITS) - 1)
+    return f"{value / 1024**power:,.{min(power, 1)}f} {UNITS[power]}"
+
+
+def selection_text(profile: Profile) -> str:
+    """Phase and tag that are selected."""
+    phase = f"phase {profile.phase}" if profile.phase else "all phases"
+    return f"{phase}, {f'tag {plain(profile.tag)}' if profile.tag else 'all tags'}"
 
 
 def duration(seconds: float) -> str:

@@ -118,7 +118,7 @@ def _layers(
     listed = ordered if all_layers else ordered.head(LAYERS_SHOWN)
     columns = shown_columns(rows)
     cells = [[column.show(value) for value in listed[column.name]] for column in columns]
-    kept = _fitting(columns, cells, width)
+    kept = fitting(columns, cells, width)
     table = plain_table()
     for number in kept:
         table.add_column("\n".join(columns[number].heading), justify="right", no_wrap=True)
@@ -136,7 +136,7 @@ def _layers(
         yield DROPS.format(layer_list(dropping))
 
 
-def _fitting(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int) -> list[int]:
+def fitting(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int) -> list[int]:
     """Positions of the columns that fit side by side, the most wanted first chosen."""
     kept: list[int] = []
     for number in sorted(range(len(columns)), key=lambda number: columns[number].rank):

@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from routeprof.diagnose import layer_list
-from routeprof.report.summary import NONE, json_data, plain
+from routeprof.report.summary import NONE, json_data, selection_text, size
 from routeprof.report.text import plain_table
 from routeprof.tables import ALL
 from routeprof.whatif.advice import Recommendation, recommend
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from routeprof.whatif.capacity_rules import CapacityRule
 
 BOUNDED = "bounded: between its recorded neighbours; level='steps' is exact for any factor and rule"
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 GOALS = {"latency": "latency-bound serving", "quality": "quality-bound scoring"}
 
 
@@ -96,7 +95,7 @@ def _capacity_parts(
     profile: Profile, table: pd.DataFrame, rule: CapacityRule, target: float, layers: bool
 ) -> Iterator[RenderableType]:
     yield f"capacity of an expert in a step: {_formula(rule)}"
-    yield f"{_selection(profile)}; level {profile.info.level}\n"
+    yield f"{selection_text(profile)}; level {profile.info.level}\n"
     shown = table if layers else table[table["layer"] == ALL]
     yield _capacity_table(shown, layers)
     yield ""
@@ -122,11 +121,6 @@ def _formula(rule: CapacityRule) -> str:
     return f"max({rule.minimum}, {text})" if rule.minimum else text
 
 
-def _selection(profile: Profile) -> str:
-    phase = f"phase {profile.phase}" if profile.phase else "all phases"
-    return f"{phase}, {f'tag {plain(profile.tag)}' if profile.tag else 'all tags'}"
-
-
 def _capacity_table(rows: pd.DataFrame, layers: bool) -> Table:
     table = plain_table()
     verb = "overflows" if rows["happened"].all() else "would overflow"
@@ -140,7 +134,7 @@ def _capacity_table(rows: pd.DataFrame, layers: bool) -> Table:
             _range(row["overflow_rate_lower"], row["overflow_rate_upper"], _percent),
             _range(row["padding_rate_lower"], row["padding_rate_upper"], _percent),
             NONE if pd.isna(row["slots_per_step"]) else f"{row['slots_per_step']:,.1f}",
-            _range(row["buffer_bytes_lower"], row["buffer_bytes_upper"], _size),
+            _range(row["buffer_bytes_lower"], row["buffer_bytes_upper"], size),
             row["certainty"],
         )
     return table
@@ -152,13 +146,6 @@ def _range(low: float, high: float, show: Any) -> str:
 
 def _percent(value: float) -> str:
     return NONE if np.isnan(value) else f"{value:.2%}"
-
-
-def _size(value: float) -> str:
-    if np.isnan(value):
-        return NONE
-    power = min(max(int(value).bit_length() - 1, 0) // 10, len(UNITS) - 1)
-    return f"{value / 1024**power:,.{min(power, 1)}f} {UNITS[power]}"
 
 
 def _factor(needed: FactorNeeded) -> str:

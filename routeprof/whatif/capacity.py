@@ -26,6 +26,7 @@ from routeprof.tables import ALL, groups
 from routeprof.whatif.capacity_rules import CapacityRule, capacity_rule
 from routeprof.whatif.evidence import evidence, require_tokens, token_ranks
 from routeprof.whatif.outcome import Evidence, Outcome, Steps, together
+from routeprof.whatif.sizes import ITEM_BYTES
 
 if TYPE_CHECKING:
     from routeprof.profile import Profile
@@ -37,8 +38,6 @@ COLUMNS = (
     "overflow_rate_upper padding_rate padding_rate_lower padding_rate_upper slots_per_step "
     "buffer_bytes buffer_bytes_lower buffer_bytes_upper happened"
 ).split()
-
-ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def curve(

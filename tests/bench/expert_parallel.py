@@ -1,0 +1,71 @@
+"""Predicted and measured gain of a placement: ``python -m tests.bench.expert_parallel``.
+
+A MoE layer with skewed routing runs on 2 and 4 real processes (gloo, one thread each) with its
+experts in order and placed by routeprof. The loads are counted, the experts' processor time is
+measured, so that more processes than cores do not matter; medians of several runs.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+import numpy as np
+import torch
+
+from routeprof.whatif.cluster import Cluster
+from routeprof.whatif.judge import judge
+from routeprof.whatif.placement import place
+from tests.whatif.expert_parallel import Weights, Work, run
+
+EXPERTS, TOP_K, HIDDEN, WIDTH, TOKENS, STEPS, RUNS = 16, 2, 256, 512, 1024, 8, 5
+
+
+def main() -> None:
+    """Print a table: the slowest process's load and time, in order ÷ placed."""
+    torch.manual_seed(0)
+    favour = torch.randn(HIDDEN)
+    router = torch.randn(EXPERTS, HIDDEN) / HIDDEN**0.5
+    router += torch.linspace(0.15, -0.15, EXPERTS)[:, None] * favour
+    weights = Weights(
+        router,
+        torch.randn(EXPERTS, 2 * WIDTH, HIDDEN) / HIDDEN**0.5,
+        torch.randn(EXPERTS, HIDDEN, WIDTH) / WIDTH**0.5,
+        TOP_K,
+    )
+    hidden = torch.randn(STEPS, TOKENS, HIDDEN) + 0.3 * favour
+    chosen = torch.topk(hidden @ router.T, TOP_K).indices.reshape(STEPS, -1)
+    loads = np.stack([np.bincount(ids, minlength=EXPERTS) for ids in chosen.numpy()])[:, None]
+    print(f"{'processes':>9}{'load, predicted':>17}{'counted':>9}{'time, measured':>16}")
+    for processes in (2, 4):
+        slots = place(loads, Cluster.even(processes, EXPERTS + processes)).slots[0]
+        predicted = _slowest(np.arange(EXPERTS), loads, processes) / _slowest(
+            slots, loads, processes
+        )
+        before, after = (
+            [_run(weights, hidden, one, processes) for _ in range(RUNS)]
+            for one in (np.arange(EXPERTS), slots)
+        )
+        counted = before[0][0] / after[0][0]
+        time = median(one[1] for one in before) / median(one[1] for one in after)
+        print(f"{processes:>9}{predicted:>17.4f}{counted:>9.4f}{time:>16.3f}")
+
+
+def _slowest(slots: np.ndarray, loads: np.ndarray, processes: int) -> float:
+    """Load of the slowest rank, added up over the steps; replicas share evenly."""
+    cluster = Cluster.even(processes, len(slots))
+    return float(judge(slots[None], loads, cluster).slowest[0]) * len(loads)
+
+
+def _run(
+    weights: Weights, hidden: torch.Tensor, slots: np.ndarray, processes: int
+) -> tuple[int, float]:
+    """Σ over steps of the slowest process's load, and the slowest process's seconds."""
+    rows = [torch.arange(TOKENS).chunk(processes) for _ in hidden]
+    steps = [[step[own] for own in mine] for step, mine in zip(hidden, rows, strict=True)]
+    done = run(Work(weights, steps, [list(one) for one in rows], slots, 1), processes)
+    computed = np.array([one.assignments for one in done])
+    return int(computed.max(axis=0).sum()), max(one.seconds for one in done)
+
+
+if __name__ == "__main__":
+    main()
