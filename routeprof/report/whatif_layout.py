@@ -161,7 +161,7 @@ COLUMNS = (
     Column("straggler_factor", ("slowest", "rank"), _factor, 1, ""),
     Column("ranks_per_token", ("ranks", "per token"), ratio, 5, ""),
     Column("nodes_per_token", ("nodes", "per token"), ratio, 5, ""),
-    Column("sent_inside", ("sent", "in nodes"), size, 3, ""),
+    Column("sent_inside", ("sent", "inside"), size, 3, ""),
     Column("sent_between", ("sent", "between"), size, 3, ""),
     Column("expert_bytes", ("weights", "per GPU"), size, 4, ""),
 )
