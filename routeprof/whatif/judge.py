@@ -92,10 +92,11 @@ def rank_times(slots: IntArray, loads: FloatArray, cluster: Cluster) -> FloatArr
     layers, experts = loads.shape[1:]
     if slots.max() >= experts:
         raise UsageError(f"slots name expert {slots.max()} of {experts}: pass numbers below it")
-    spread = np.zeros((layers, experts, cluster.gpus))
-    np.add.at(spread, (np.arange(layers)[:, np.newaxis], slots, cluster.gpu_of_slot), 1.0)
-    count = spread.sum(axis=2, keepdims=True)
+    count = np.stack([np.bincount(placed, minlength=experts) for placed in slots])
     if not count.all():
         raise UsageError("an expert has no slot: pass a placement that holds each at least once")
-    spread /= count * cluster.pace
-    return np.asarray(np.matmul(loads.transpose(1, 0, 2), spread).transpose(1, 0, 2))
+    load = np.empty((len(loads), layers, cluster.gpus))
+    for layer, placed in enumerate(slots):
+        item = (loads[:, layer] / count[layer])[:, placed]
+        load[:, layer] = np.add.reduceat(item, cluster.first_slot, axis=1)
+    return np.asarray(load / cluster.pace)

@@ -100,6 +100,8 @@ def best_replacement(board: Board, gpu: int) -> Change | None:
     Either an expert on ``gpu`` gets a replica elsewhere, or a spare replica on ``gpu`` gives way.
     """
     spare = np.flatnonzero(board.count[board.expert] > 1)
+    if not len(spare):
+        return None
     elsewhere = spare[board.cluster.gpu_of_slot[spare] != gpu]
     here = spare[board.cluster.gpu_of_slot[spare] == gpu]
     hot = np.unique(board.expert[board.slots_of(gpu)])

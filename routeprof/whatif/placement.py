@@ -29,7 +29,7 @@ Effort = Literal["low", "normal", "high"]
 
 EFFORTS: dict[Effort, Depth] = {
     "low": Depth(Patience(), Patience(), 1),
-    "normal": Depth(Patience(kicks=3), Patience(gpus=8, gain=5e-5, pairs=False), 4),
+    "normal": Depth(Patience(kicks=3), Patience(gpus=8, gain=1e-4, pairs=False), 4),
     "high": Depth(Patience(kicks=10), Patience(gpus=20, gain=1e-5), 12),
 }
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from routeprof.metrics._arrays import FloatArray, IntArray, ratio
 
-FEATURES = 32
+FEATURES = 128
 ROUNDS = 8
 
 
@@ -15,7 +15,7 @@ def typical_steps(loads: FloatArray, number: int) -> FloatArray:
 
     The mean of a group is freer of chance than a step is, and still shows what sums hide: that
     one expert is hot when another is cold. Groups are those of k-means on the experts' shares of
-    all layers, projected at random on a few axes.
+    all layers, added up with random signs to a few features.
 
     Args:
         loads: ``[steps, layers, experts]``.
@@ -29,16 +29,18 @@ def typical_steps(loads: FloatArray, number: int) -> FloatArray:
     if number <= 1 or steps <= 1:
         return np.asarray(loads.mean(axis=0, keepdims=True))
     group = _groups(_features(loads), min(number, steps))
-    member = (group == np.unique(group)[:, np.newaxis]).astype(np.float64)
-    return np.asarray(np.tensordot(member, loads, axes=1) / steps)
+    return np.stack([loads[group == one].sum(axis=0) for one in np.unique(group)]) / steps
 
 
 def _features(loads: FloatArray) -> FloatArray:
     """``[steps, FEATURES]``."""
     shares = np.nan_to_num(ratio(loads, loads.sum(axis=2, keepdims=True)))
     flat = shares.reshape(len(loads), -1)
-    axes = np.random.default_rng(0).standard_normal((flat.shape[1], FEATURES))
-    return np.asarray(flat @ axes)
+    random, number = np.random.default_rng(0), flat.shape[1]
+    width = -(-number // FEATURES) * FEATURES
+    spread = np.zeros((len(flat), width))
+    spread[:, random.permutation(width)[:number]] = flat * random.choice([-1.0, 1.0], number)
+    return np.asarray(spread.reshape(len(flat), -1, FEATURES).sum(axis=1))
 
 
 def _groups(points: FloatArray, number: int) -> IntArray:
