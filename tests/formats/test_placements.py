@@ -233,10 +233,19 @@ def test_the_rows_of_a_table_may_be_in_any_order(tmp_path: Path):
 
 
 def test_yaml_in_blocks_and_other_orders(tmp_path: Path):
-    data = {"num_slots": 2, "initial_global_assignments": {4: [1, 0], 3: [0, 1]}}
-    (tmp_path / "a.yml").write_text(yaml.safe_dump(data, default_flow_style=False))
+    rows = "initial_global_assignments:\n  4:\n  - 1\n  - 0\n  3: [0, 1]\n"
+    (tmp_path / "a.yml").write_text(f"# by hand\n{rows}num_slots: 2\n")
     found = read_placement(tmp_path / "a.yml", Deployment((3, 4), 2, 1, 5))
     assert found.slots.tolist() == [[0, 1], [1, 0]]
+
+
+def test_a_pattern(tmp_path: Path):
+    pattern = np.zeros((2, 2, 3), dtype=np.int32)
+    for gpu, layer, held in ((0, 0, [2, 0]), (1, 0, [1, 2]), (0, 1, [0, 1]), (1, 1, [0, 2])):
+        pattern[gpu, layer, held] = 1
+    np.save(tmp_path / "a.npy", pattern)
+    found = read_placement(tmp_path / "a.npy", Deployment((1, 2), 3, 2, 4))
+    assert found.slots.tolist() == [[0, 2, 1, 2], [0, 1, 0, 2]]
 
 
 def test_omnis_patterns(realdata: Path):  # noqa: F811
