@@ -53,6 +53,7 @@ bench: $(INSTALLED)  ## what capture costs, as ratios measured in one run
 
 bench-placement: $(INSTALLED)  ## placements by ours and by EPLB, fitted and held out (ARGS='--eplb FILE' times the original)
 	$(BIN)/python -m tests.bench.placement $(ARGS)
+	$(BIN)/python -m tests.bench.expert_parallel
 
 bench-dashboard: $(INSTALLED) programs  ## how fast the page is on a big recording, and for many at once
 	$(BIN)/python -m tests.bench.dashboard $(ARGS)
