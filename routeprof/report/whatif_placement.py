@@ -96,7 +96,8 @@ def _of_layer(part: RankBalance, place: int) -> dict[str, float]:
 
 
 def _lines(made: Comparison, level: str, layers: bool) -> Iterator[RenderableType]:
-    yield "rank load, max ÷ mean; loads of all steps added up\n"
+    figure = "rank load by speed" if made.speeds else "rank load"
+    yield f"{figure}, max ÷ mean; loads of all steps added up\n"
     yield _table(made, layers)
     yield ""
     yield f"before: {made.before}"

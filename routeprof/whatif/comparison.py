@@ -11,7 +11,6 @@ import numpy as np
 from routeprof.errors import UsageError
 from routeprof.formats.placements.expert_map import ExpertMap
 from routeprof.metrics._arrays import FloatArray, IntArray, ratio
-from routeprof.metrics.balance import imbalance_ratio
 from routeprof.metrics.ranks import rank_loads
 from routeprof.whatif.bounds import lower_bound
 from routeprof.whatif.cluster import Cluster
@@ -28,6 +27,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class RankBalance:
     """Largest ÷ mean rank load by layer, ``[layers]`` each; NaN where a layer has no load.
+
+    Where GPUs have different speeds, the largest rank's load by speed ÷ the whole load by the speed
+    of all.
 
     Attributes:
         before: of the placement that is there today; NaN where there can be none, as with fewer
@@ -57,6 +59,7 @@ class Comparison:
         steps: fitted on, and held out; 0 and 0 where there are sums alone.
         fitted: on the loads that the placements were made for.
         held_out: on those of later steps; None where there are none.
+        speeds: whether GPUs have different ones.
     """
 
     layers: tuple[int, ...]
@@ -64,6 +67,7 @@ class Comparison:
     steps: tuple[int, int]
     fitted: RankBalance
     held_out: RankBalance | None
+    speeds: bool = False
 
 
 def compare(
@@ -82,18 +86,19 @@ def compare(
     replicas share an expert's load evenly. Passes of several ranks come in the order of time.
 
     Args:
-        cluster: equal GPUs.
+        cluster: GPUs with as many slots each; of different speeds, the figure is of loads by speed.
+            EPLB knows no speeds: its placement is what it is for equal ones.
         today: the placement that is there today. Unset, the one that the recording holds for so
             many ranks; where it holds none, the experts in order.
         groups, effort, moves, repeats: as for `place`; moves are from today's placement.
 
     Raises:
-        UsageError: no tokens, GPUs that are not equal, moves from a placement with another number
-            of slots, or what `place` refuses.
+        UsageError: no tokens, GPUs with different numbers of slots, moves from a placement with
+            another number of slots, or what `place` refuses.
     """
     require_tokens(profile)
-    if not cluster.is_even:
-        raise UsageError("EPLB needs equal GPUs: pass the same capacity and speed for each")
+    if len(set(cluster.capacity)) > 1:
+        raise UsageError("EPLB needs as many slots on each GPU: pass the same capacity for each")
     now = todays(profile, cluster.gpus, today)
     measured = stacks(profile)
     made = [
@@ -113,6 +118,7 @@ def compare(
             if any(later)
             else None
         ),
+        speeds=not cluster.is_even,
     )
 
 
@@ -164,17 +170,16 @@ def _grounds(cluster: Cluster, groups: int) -> Cluster:
 def _balance(slots: _Slots, loads: FloatArray, cluster: Cluster, groups: int) -> RankBalance:
     sums = loads.sum(axis=0)
     bound = lower_bound(sums[np.newaxis], _grounds(cluster, groups), groups)
+    mean = sums.sum(axis=1) / cluster.pace.sum()
 
     def figure(placement: IntArray | None) -> FloatArray:
         if placement is None:
             return np.full(len(sums), np.nan)
-        return imbalance_ratio(rank_loads(sums, placement, cluster.gpus))
+        times = rank_loads(sums, placement, cluster.gpus) / cluster.pace
+        return ratio(times.max(axis=1), mean)
 
     return RankBalance(
-        figure(slots.before),
-        figure(slots.eplb),
-        figure(slots.routeprof),
-        ratio(bound * cluster.gpus, sums.sum(axis=1)),
+        figure(slots.before), figure(slots.eplb), figure(slots.routeprof), ratio(bound, mean)
     )
 
 

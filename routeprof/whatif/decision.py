@@ -61,7 +61,7 @@ def decide(
     """Place all MoE layers, fitted on all steps; `comparison.compare` says how that does later.
 
     Args:
-        cluster: equal GPUs.
+        cluster: GPUs with as many slots each.
         today: as for `compare`; what stays on its GPU stays in its slot.
         groups, effort, moves, repeats: as for `placement.place`.
 

@@ -164,6 +164,8 @@ def placed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--slots 16 --moves 1 --today PLACED/eplb.npz", "is given and has 24 slots, not 16"),
         ("--today PLACED/eplb.npz --moves=-1", "moves >= 0"),
         ("--format csv", "pass --out"),
+        ("--speed 1,2", "2 speeds for 8 GPUs"),
+        ("--speed fast", "'fast' is no numbers"),
         ("--out placed --format cvs", "'cvs' is not one of sglang, trtllm"),
         ("--out PLACED/other.json", "cannot be written to"),
         ("--gpu-memory 80GiB", "--expert-bytes"),
@@ -180,6 +182,15 @@ def test_bad_input_gets_one_line(cli: Cli, placed: Path, arguments: str, says: s
     rest = {"--gpus": "8", "--slots": "24"}
     words += [part for name, value in rest.items() if name not in given for part in (name, value)]
     assert says in one_line(cli("whatif", "placement", SAMPLE, *words))
+
+
+def test_speeds(cli: Cli):
+    speeds = ("--speed", "1,1,1,1,1,1,1,0.5", "--effort", "low")
+    data = said(cli, "placement", SAMPLE, *ON_8, *speeds)
+    assert data["fitted"]["routeprof"] < data["fitted"]["eplb"]
+    assert data["speed"] == speeds[1]
+    done = cli("whatif", "placement", SAMPLE, *ON_8, *speeds)
+    assert done.stdout.startswith("rank load by speed, max ÷ mean;")
 
 
 def test_as_many_slots_as_fit_are_placed(cli: Cli):

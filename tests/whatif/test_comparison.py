@@ -124,6 +124,21 @@ def test_a_recorded_placement_for_as_many_ranks_is_todays(tmp_path, steps):
     assert compare(routeprof.load(tmp_path / "r"), Cluster.even(4, 8)).before == "contiguous"
 
 
+def test_speeds_divide_the_loads_of_ranks(windows, steps):
+    speed = (1.0, 0.5, 1.0, 2.0)
+    made = compare(windows, Cluster((4,) * 4, speed), effort="low")
+    assert made.speeds
+    for place, load in enumerate(loads(steps)):
+        eplb = rebalance_experts(load[np.newaxis], 16, 1, 1, 4)[0][0].tolist()
+        times = [0.0] * 4
+        for slot, expert in enumerate(eplb):
+            times[slot // 4] += load[expert] / eplb.count(expert) / speed[slot // 4]
+        assert made.fitted.eplb[place] == pytest.approx(max(times) / (load.sum() / sum(speed)))
+        assert made.fitted.lower_bound[place] <= made.fitted.routeprof[place] + 1e-9
+        assert made.fitted.routeprof[place] < made.fitted.eplb[place]
+    assert not compare(windows, Cluster((4,) * 4, (2.0,) * 4), effort="low").speeds
+
+
 def test_fewer_experts_than_gpus_have_no_placement_today(windows):
     made = compare(windows, Cluster.even(8, 16))
     assert np.isnan(made.fitted.before[1])  # 6 experts
@@ -132,7 +147,7 @@ def test_fewer_experts_than_gpus_have_no_placement_today(windows):
 
 
 def test_what_cannot_be_is_refused(windows):
-    with pytest.raises(UsageError, match="equal GPUs"):
+    with pytest.raises(UsageError, match="as many slots on each GPU"):
         compare(windows, Cluster((4, 6), (1.0, 1.0)))
     with pytest.raises(UsageError, match="6 slots for 8 experts"):
         compare(windows, Cluster.even(2, 6))

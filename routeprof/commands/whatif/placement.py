@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,6 +32,9 @@ def placement(
     groups: Annotated[
         int, typer.Option(help="Expert groups to keep on one node each; 1: anywhere.")
     ] = 1,
+    speed: Annotated[
+        str | None, typer.Option(help="Speed of each GPU in any unit, such as 1,1,0.5,0.5.")
+    ] = None,
     effort: Annotated[str, typer.Option(help="low, normal or high.")] = "normal",
     today: Annotated[
         Path | None,
@@ -100,6 +104,8 @@ def placement(
         raise UsageError("--format says how to write: pass --out, the directory to write to")
     wanted = chosen_formats(formats)
     cluster = Cluster.even(gpus, slots, nodes)
+    if speed is not None:
+        cluster = replace(cluster, speed=_numbers(speed))
     profile = selected(load(source), phase, tag, between)
     _check_memory(profile, gpus, slots, gpu_memory, expert_bytes)
     deployment = None if today is None and out is None else deployment_of(profile, gpus)
@@ -114,6 +120,7 @@ def placement(
     if as_json:
         asked: dict[str, int | str] = {"gpus": gpus, "slots": slots, "nodes": nodes}
         asked |= {"groups": groups, "effort": effort}
+        asked |= {} if speed is None else {"speed": speed}
         asked |= {"phase": profile.phase or "all", "tag": profile.tag or "all"}
         data = placement_json(made, asked, level=level, layers=layers)
         data |= {} if written is None else {"written": written_json(*written)}
@@ -122,6 +129,13 @@ def placement(
         print_placement(made, Console(), level=level, layers=layers)
         if written is not None:
             print_written(made, *written, Console())
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"speed {text!r} is no numbers: pass such as 1,1,0.5") from None
 
 
 def _check_memory(
