@@ -31,6 +31,7 @@ def recorder_of(
     role: RankRole | None = None,
     ring: int = 128,
     token_ring: int = 4096,
+    own_layers: bool = False,
 ) -> tuple[Recorder, StepCapture]:
     """A recorder with one stream."""
     hooked = tuple(layer for layer in layers if layer.kind == "moe" and not layer.unsupported)
@@ -50,7 +51,8 @@ def recorder_of(
         window_seconds=window,
         capacity_factors=DEFAULT_CAPACITY_FACTORS,
     )
-    return Recorder(directory, {"model@cpu": capture}, info, role), capture
+    recorder = Recorder(directory, {"model@cpu": capture}, info, role, own_layers=own_layers)
+    return recorder, capture
 
 
 def flush(recorder: Recorder) -> None:

@@ -23,7 +23,8 @@ ROUNDS = 16
 def record(directory: Path, *, ring: int, ranks: int = 2) -> Profile:
     """Rounds of a prefill, two decode steps and a mixed one; the tag changes under way.
 
-    The last layer chooses its rows. With a small ring some rows of tokens are lost.
+    In every third round the mixed step comes between the others. The last layer chooses its rows.
+    With a small ring some rows of tokens are lost.
     """
     random = np.random.default_rng(7)
     for rank in range(ranks):
@@ -32,14 +33,17 @@ def record(directory: Path, *, ring: int, ranks: int = 2) -> Profile:
             directory, LAYERS, level="tokens", role=role, token_ring=ring
         )
         for number in range(4 * ROUNDS):
-            phase = ("prefill", "decode", "decode", "mixed")[number % 4]
+            phases = ["prefill", "decode", "decode", "mixed"]
+            if number // 4 % 3 == 2:
+                phases = ["prefill", "decode", "mixed", "decode"]
+            phase = phases[number % 4]
             step = random_step(random, LAYERS, 3, 5 if phase == "prefill" else 1, phase=phase)
             step.calls[2] = Call(2, step.calls[2].ids[:2])
             if number % 7 == 1:
                 step.calls[1].ids[0, 0] = 99  # no expert
             if number % 12 == 6:
                 step.calls.pop(1)  # the middle layer does not run in some decode step
-            with recorder.tag(("code", "prose", "json")[number % 3]):
+            with recorder.tag(("code", "prose", "json")[number // 2 % 3]):
                 serve(capture, step, fresh=phase == "prefill")
         recorder.close()
     return routeprof.load(directory)
@@ -165,3 +169,20 @@ def record_steps(directory: Path, *, level: str = "steps", blind: bool = False) 
     serve(capture, step, fresh=True)
     recorder.close()
     return routeprof.load(directory)
+
+
+def test_stages_of_a_pipeline_see_the_same_requests(tmp_path: Path):
+    for rank in range(2):
+        role, own = RankRole(rank=rank, world_size=2, pp=rank), LAYERS[rank : rank + 1]
+        recorder, capture = recorder_of(
+            tmp_path / "r", own, level="tokens", role=role, own_layers=True
+        )
+        random = np.random.default_rng(rank)
+        for phase in ("prefill", "decode", "decode"):
+            step = random_step(random, own, 3, 5 if phase == "prefill" else 1, phase=phase)
+            serve(capture, step, fresh=phase == "prefill")
+        recorder.close()
+    made = served_requests(routeprof.load(tmp_path / "r"), "decode")
+    assert (made.names, made.left_out) == (("0", "1", "2"), 0)
+    assert [one.layer.index for one in made.layers] == [layer.index for layer in LAYERS[:2]]
+    assert made.tokens.tolist() == [2, 2, 2]
