@@ -43,7 +43,8 @@ def load_aware(members: IntArray, expected: FloatArray, size: int) -> IntArray:
     sums = np.zeros((len(batches), deviation.shape[1]))
     filled = np.zeros(len(batches), dtype=np.int64)
     for one in order:
-        growth = np.where(filled < size, sums @ deviation[one], np.inf)
+        # No matrix product: it would wake threads for little work.
+        growth = np.where(filled < size, (sums * deviation[one]).sum(axis=1), np.inf)
         batch = int(growth.argmin())
         batches[batch, filled[batch]] = members[one]
         sums[batch] += deviation[one]

@@ -90,5 +90,5 @@ def _resampled(
         number = len(places)
         chance = np.full(number, 1 / number)
         drawn = random.multinomial(number - 1, chance, size=_CHUNK)
-        total += drawn @ values[places] * (number / (number - 1))
+        total += np.einsum("rn,nk->rk", drawn, values[places]) * (number / (number - 1))
     return total
