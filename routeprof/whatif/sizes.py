@@ -59,6 +59,22 @@ def sizes_of(
     return Sizes(model.hidden_size, width, *known)
 
 
+def expert_bytes(profile: Profile) -> int:
+    """Bytes of one expert in one layer, in the model's own type.
+
+    Raises:
+        UsageError: the recording does not say.
+    """
+    model = profile.info.model
+    if not (model.hidden_size and model.expert_width and model.dtype in ITEM_BYTES):
+        raise UsageError(
+            "the recording does not say how large an expert is: pass --expert-bytes, its size in "
+            "one layer"
+        )
+    sizes = sizes_of(profile)
+    return int(sizes.expert * sizes.weight)
+
+
 def least_experts(profile: Profile) -> int:
     """Experts that need a place, of the layer that has the fewest; at least 1."""
     return min((placed(layer) for _, layer in moe_layers(profile) if placed(layer)), default=1)

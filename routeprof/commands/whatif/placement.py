@@ -62,7 +62,8 @@ def placement(
         str | None, typer.Option(help="Memory for experts on each GPU, such as 60GiB.")
     ] = None,
     expert_bytes: Annotated[
-        str | None, typer.Option(help="Size of one expert in one layer, such as 84MiB.")
+        str | None,
+        typer.Option(help="Size of one expert in one layer, such as 84MiB; else as recorded."),
     ] = None,
     phase: Phase = None,
     tag: Tag = None,
@@ -144,11 +145,13 @@ def _check_memory(
     from routeprof.placements import placed
     from routeprof.tables import moe_layers
     from routeprof.whatif.room import parse_bytes, require_room
+    from routeprof.whatif.sizes import expert_bytes
 
     if memory is None and expert is None:
         return
-    if memory is None or expert is None:
-        raise UsageError("memory holds experts of some size: pass --gpu-memory and --expert-bytes")
-    sizes = parse_bytes(memory, "--gpu-memory"), parse_bytes(expert, "--expert-bytes")
+    if memory is None:
+        raise UsageError("--expert-bytes says what memory holds: pass --gpu-memory too")
+    size = expert_bytes(profile) if expert is None else parse_bytes(expert, "--expert-bytes")
+    room = parse_bytes(memory, "--gpu-memory")
     layers = [placed(layer) for _, layer in moe_layers(profile)]
-    require_room(slots, max(layers, default=0), gpus, len(layers), *sizes)
+    require_room(slots, max(layers, default=0), gpus, len(layers), room, size)
