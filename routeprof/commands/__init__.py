@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -60,10 +60,31 @@ def options(
 def main() -> None:
     """Run the command line; what the user did wrong gets one line, never a traceback."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
     except RouteprofError as error:
         print(f"routeprof: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
+    except Exception as error:
+        if type(error).__name__ == "Abort":  # the user broke off
+            sys.exit(130)
+        if not hasattr(error, "format_message"):
+            raise
+        _say_usage(error)
+        sys.exit(2)
+
+
+def _say_usage(error: Any) -> None:
+    """What click found wrong with the words on the command line.
+
+    Typer brings a copy of click, or needs click itself, by its version: the class may be of either.
+    """
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return
+    message = " ".join(error.format_message().split()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context else "routeprof"
+    print(f"routeprof: {message[:1].lower()}{message[1:]}; see {path} --help", file=sys.stderr)

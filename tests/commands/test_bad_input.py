@@ -153,3 +153,21 @@ def test_recording_what_cannot_be_recorded(tmp_path: Path, body: str, says: str)
     )
     assert done.returncode == 2, done.stderr
     assert done.stdout.startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("whatif layout x --gpus abc", "invalid value for '--gpus'"),
+        ("whatif layout", "missing argument"),
+        ("whatif layot x", "Did you mean 'layout'"),
+        ("summary --nosuch x", "no such option: --nosuch"),
+        ("report x", "missing option"),
+        ("nosuch", "no such command 'nosuch'"),
+        ("whatif capacity x --factors", "requires an argument"),
+    ],
+)
+def test_words_that_are_no_command(cli: Cli, words: str, says: str):
+    line = one_line(cli(*words.split()))
+    assert says in line
+    assert line.endswith("--help")
