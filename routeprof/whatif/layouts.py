@@ -98,7 +98,9 @@ def predict(
     """
     require_tokens(profile)
     wanted = tuple(layouts)
-    runs, every = layer_runs(profile, len(wanted))
+    # A token costs as much again where eight GPUs share each expert: it is sent to all of them.
+    questions = round(sum(1 + layout.etp / 8 for layout in wanted))
+    runs, every = layer_runs(profile, questions)
     if not wanted or not runs:
         raise UsageError("no layout fits: pass GPUs of which a part can share the experts")
     places = setting.placing != "contiguous"

@@ -183,6 +183,7 @@ def test_only_one_in_so_many_steps_of_much_work(profile: Profile, monkeypatch: p
     wanted = [Layout(1, 2, 2, 1), Layout(2, 1, 2, 1)]
     made = predict(profile, wanted, setting(profile))
     assert made.every == 2
+    assert predict(profile, [Layout(16, 1, 1, 16)], setting(profile)).every == 3
     steps = len(np.unique(profile.step_counts().step))
     assert made.steps == -(-steps // 2)
 
