@@ -138,8 +138,7 @@ def candidates(
     found["sums"] = _searched(problem, mean, depth.sums, starts)
     typical = min(depth.typical, len(loads) // STEPS_OF_ONE)
     if typical > 1 and (known is None or "steps" in earlier):
-        # The mean beside the steps: what is gained in steps shall not be lost in the sum.
-        rows = np.concatenate((typical_steps(loads, typical), mean))
+        rows = typical_steps(loads, typical)
         starts = [found["sums"], *(earlier[name] for name in ("steps",) if name in earlier)]
         found["steps"] = _searched(problem, rows, depth.steps, starts)
     raw = found["sums"] if kept is None else kept.raw

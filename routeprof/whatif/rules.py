@@ -16,7 +16,6 @@ def may_go(board: Board, gpu: int, experts: IntArray) -> BoolArray:
     """GPUs on which experts of ``gpu`` would have room, ``[..., gpus]``."""
     node = board.cluster.node_of_gpu
     room = np.where(node == node[gpu], board.most, 0)
-    room[gpu] = 0
     return np.asarray(room > board.held.T[experts])
 
 
