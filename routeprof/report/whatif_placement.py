@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 SUMS_ALONE = "held_out: needs level steps, record with level='steps'; this recording has sums alone"
 ONE_STEP = "held_out: needs two steps or more, the selection has one"
+WORSE = (
+    "held_out: on later steps worse than what is there today, as the traffic changed between the "
+    "halves; select what stays alike with --tag or --phase, or record longer"
+)
 COLUMNS = {
     "before": "before",
     "eplb": "EPLB",
@@ -40,8 +44,8 @@ def placement_json(
     data: dict[str, Any] = {**asked, "before_is": made.before}
     for name, steps, part in _parts(made):
         data |= {name: part.means(), f"{name}_steps": steps or None}
-    if made.held_out is None:
-        data["note"] = why_none(level)
+    if remark := remark_on(made, level):
+        data["note"] = remark
     if layers:
         data["layers"] = [
             {
@@ -80,9 +84,12 @@ def print_written(made: Comparison, decision: Decision, files: Written, console:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def why_none(level: str) -> str:
-    """Why nothing is held out."""
-    return SUMS_ALONE if level == "windows" else ONE_STEP
+def remark_on(made: Comparison, level: str) -> str:
+    """Why nothing is held out, or what the held out steps warn of; empty where they do not."""
+    if made.held_out is None:
+        return SUMS_ALONE if level == "windows" else ONE_STEP
+    held_out = made.held_out.means()
+    return WORSE if held_out["routeprof"] > held_out["before"] else ""
 
 
 def _parts(made: Comparison) -> Iterator[tuple[str, int, RankBalance]]:
@@ -101,8 +108,8 @@ def _lines(made: Comparison, level: str, layers: bool) -> Iterator[RenderableTyp
     yield _table(made, layers)
     yield ""
     yield f"before: {made.before}"
-    if made.held_out is None:
-        yield why_none(level)
+    if remark := remark_on(made, level):
+        yield remark
 
 
 def _written_lines(made: Comparison, decision: Decision, files: Written) -> Iterator[str]:

@@ -7,13 +7,15 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import routeprof
+from routeprof.report.whatif_placement import placement_json, remark_on
 from routeprof.sample_data import RECORDINGS_DIR
 from routeprof.whatif.capacity import curve
 from routeprof.whatif.cluster import Cluster
-from routeprof.whatif.comparison import compare
+from routeprof.whatif.comparison import Comparison, RankBalance, compare
 from tests.commands.conftest import Cli
 from tests.commands.test_bad_input import one_line
 from tests.recording.made import LISTS, random_parts, write
@@ -108,10 +110,24 @@ def test_placement_of_each_layer(cli: Cli, recording: Path):
     assert len(re.findall("held out, 2 steps", done.stdout)) == 1 + 3
 
 
+def balance(**figures: float) -> RankBalance:
+    values = {"before": 1.2, "eplb": 1.1, "routeprof": 1.1, "lower_bound": 1.0} | figures
+    return RankBalance(**{name: np.array([value]) for name, value in values.items()})
+
+
+@pytest.mark.parametrize(("routeprof_later", "warned"), [(1.1, False), (1.2, False), (1.3, True)])
+def test_placement_that_would_be_worse_later_is_warned_of(routeprof_later: float, warned: bool):
+    later = balance(routeprof=routeprof_later)
+    made = Comparison((0,), "contiguous", (4, 4), balance(), later, speeds=False)
+    assert ("worse than what is there today" in remark_on(made, "steps")) == warned
+    data = placement_json(made, {}, level="steps", layers=False)
+    assert ("note" in data) == warned
+
+
 # -- help, bad input, the manual
 
 
-@pytest.mark.parametrize("verb", ["capacity", "placement"])
+@pytest.mark.parametrize("verb", ["capacity", "placement", "layout", "batching"])
 def test_help_has_an_example(cli: Cli, verb: str):
     done = cli("whatif", verb, "--help")
     assert done.returncode == 0
