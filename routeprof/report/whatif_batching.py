@@ -15,8 +15,8 @@ from routeprof.report.text import plain_table
 
 if TYPE_CHECKING:
     from routeprof.whatif.batching import Batching, PolicyFigures
-    from routeprof.whatif.gain import Gain
-    from routeprof.whatif.signatures import Signature, Signatures
+    from routeprof.whatif.requests.gain import Gain
+    from routeprof.whatif.requests.signatures import Signature, Signatures
 
 POLICIES = {"fifo": "FIFO", "random": "random", "load_aware": "load-aware"}
 KNOWN_BY = {

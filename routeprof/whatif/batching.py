@@ -15,11 +15,11 @@ import numpy as np
 
 from routeprof.errors import UsageError
 from routeprof.metrics._arrays import FloatArray, IntArray, require_positive
-from routeprof.whatif.batch_steps import Waits, added, waits
-from routeprof.whatif.compose import fifo, load_aware, shuffled
-from routeprof.whatif.gain import Gain, gain
-from routeprof.whatif.served import Requests, served_requests
-from routeprof.whatif.signatures import (
+from routeprof.whatif.requests.batch_steps import Waits, added, waits
+from routeprof.whatif.requests.compose import fifo, load_aware, shuffled
+from routeprof.whatif.requests.gain import Gain, gain
+from routeprof.whatif.requests.served import Requests, served_requests
+from routeprof.whatif.requests.signatures import (
     Signatures,
     expected_by_class,
     expected_by_prefill,

@@ -17,13 +17,13 @@ from routeprof.metrics._arrays import (
     require_positive,
     require_shape,
 )
-from routeprof.whatif.board import Board, Task
 from routeprof.whatif.bounds import lower_bound
-from routeprof.whatif.candidates import Depth, Problem
-from routeprof.whatif.choice import chosen
 from routeprof.whatif.cluster import Cluster
 from routeprof.whatif.judge import rank_times, step_loads
-from routeprof.whatif.search import Patience, gather_pairs
+from routeprof.whatif.solver.board import Board, Task
+from routeprof.whatif.solver.candidates import Depth, Problem
+from routeprof.whatif.solver.choice import chosen
+from routeprof.whatif.solver.search import Patience, gather_pairs
 
 Effort = Literal["low", "normal", "high"]
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from routeprof.metrics._arrays import FloatArray, IntArray
 from routeprof.topology import Layer
-from routeprof.whatif.served import LayerTokens, Requests, row_loads
+from routeprof.whatif.requests.served import LayerTokens, Requests, row_loads
 
 
 def layer_of(index: int, experts: int, top_k: int) -> Layer:

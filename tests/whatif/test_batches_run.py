@@ -19,11 +19,11 @@ from routeprof.metrics.balance import imbalance_ratio
 from routeprof.metrics.ranks import contiguous, rank_loads
 from routeprof.profile import Profile
 from routeprof.sample_data import PROMPT_KINDS, encode, load_model, load_prompts
-from routeprof.whatif.batch_steps import batch_step_counts, waits
 from routeprof.whatif.batching import compare_batching
-from routeprof.whatif.compose import fifo, load_aware, shuffled
-from routeprof.whatif.served import PHASES, served_requests
-from routeprof.whatif.signatures import expected_by_class
+from routeprof.whatif.requests.batch_steps import batch_step_counts, waits
+from routeprof.whatif.requests.compose import fifo, load_aware, shuffled
+from routeprof.whatif.requests.served import PHASES, served_requests
+from routeprof.whatif.requests.signatures import expected_by_class
 
 EACH, SIZE, RANKS = 4, 4, 4
 

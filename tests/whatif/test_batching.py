@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from routeprof.errors import UsageError
 from routeprof.whatif import batching
-from routeprof.whatif.batch_steps import batch_step_counts, waits
 from routeprof.whatif.batching import compare_requests
-from routeprof.whatif.compose import fifo, load_aware, shuffled
-from routeprof.whatif.gain import FEWEST_REQUESTS, gain
-from routeprof.whatif.signatures import (
+from routeprof.whatif.requests.batch_steps import batch_step_counts, waits
+from routeprof.whatif.requests.compose import fifo, load_aware, shuffled
+from routeprof.whatif.requests.gain import FEWEST_REQUESTS, gain
+from routeprof.whatif.requests.signatures import (
     expected_by_class,
     expected_by_prefill,
     signatures,

@@ -12,7 +12,7 @@ import routeprof
 from routeprof.errors import LevelRequiredError, UsageError
 from routeprof.profile import Profile
 from routeprof.topology import RankRole
-from routeprof.whatif.served import PHASES, served_requests
+from routeprof.whatif.requests.served import PHASES, served_requests
 from tests.capture.oracle import Call, layers_of, random_step
 from tests.capture.recordings import recorder_of, serve
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from routeprof.metrics._arrays import IntArray
-from routeprof.whatif.board import Board, BoolArray
+from routeprof.whatif.solver.board import Board, BoolArray
 
 
 def may_go(board: Board, gpu: int, experts: IntArray) -> BoolArray:

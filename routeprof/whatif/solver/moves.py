@@ -13,9 +13,9 @@ from functools import lru_cache
 import numpy as np
 
 from routeprof.metrics._arrays import FloatArray, IntArray
-from routeprof.whatif.board import Board
 from routeprof.whatif.cluster import Cluster
-from routeprof.whatif.rules import may_come, may_go, may_replace, may_swap
+from routeprof.whatif.solver.board import Board
+from routeprof.whatif.solver.rules import may_come, may_go, may_replace, may_swap
 
 MOST_CELLS = 400_000
 """Changes × rows that are weighed in one go; above it a kind of change is left out."""

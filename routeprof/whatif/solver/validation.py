@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from routeprof.metrics._arrays import FloatArray, IntArray, ratio
-from routeprof.whatif.board import BoolArray
 from routeprof.whatif.cluster import Cluster
 from routeprof.whatif.judge import rank_times
+from routeprof.whatif.solver.board import BoolArray
 
 TOLERANCE = 1e-3
 """How much worse than the trusted one a placement may turn out, relatively."""

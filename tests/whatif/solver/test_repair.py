@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routeprof.whatif.board import Board, Task
 from routeprof.whatif.cluster import Cluster
-from routeprof.whatif.search import MILD, put_in_order
+from routeprof.whatif.solver.board import Board, Task
+from routeprof.whatif.solver.search import MILD, put_in_order
 
 CLUSTER = Cluster.even(3, 6)
 

@@ -10,7 +10,7 @@ from routeprof.metrics._arrays import FloatArray, IntArray, ratio, shares
 from routeprof.metrics.drift import divergence_matrix
 from routeprof.metrics.ranks import contiguous, rank_loads
 from routeprof.placements import placed
-from routeprof.whatif.served import LayerTokens, Requests, row_loads
+from routeprof.whatif.requests.served import LayerTokens, Requests, row_loads
 
 TOP_EXPERTS = 3
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from routeprof.whatif.typical import typical_steps
+from routeprof.whatif.solver.typical import typical_steps
 
 
 def steps_of_topics(topic, tokens, layers=3, experts=64):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from routeprof.metrics._arrays import FloatArray, IntArray
-from routeprof.whatif.candidates import Candidates, Depth, Problem, candidates, trusted
-from routeprof.whatif.validation import TOLERANCE, Outlook, in_scenarios, on_later_steps
+from routeprof.whatif.solver.candidates import Candidates, Depth, Problem, candidates, trusted
+from routeprof.whatif.solver.validation import TOLERANCE, Outlook, in_scenarios, on_later_steps
 
 
 def chosen(problem: Problem, loads: FloatArray, depth: Depth) -> tuple[IntArray, tuple[str, ...]]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from routeprof.metrics._arrays import FloatArray, IntArray
-from routeprof.whatif.board import Task
 from routeprof.whatif.cluster import Cluster
-from routeprof.whatif.search import Patience, search
+from routeprof.whatif.solver.board import Task
+from routeprof.whatif.solver.search import Patience, search
 
 
 def first_placement(rows: FloatArray, cluster: Cluster, groups: int) -> IntArray:

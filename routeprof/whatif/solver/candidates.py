@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from routeprof.metrics._arrays import FloatArray, IntArray
-from routeprof.whatif.board import Board, BoolArray, Task
 from routeprof.whatif.bounds import lower_bound
 from routeprof.whatif.cluster import Cluster
 from routeprof.whatif.eplb import rebalance_experts
-from routeprof.whatif.replicas import first_placement
-from routeprof.whatif.search import Patience, obeys, put_in_order, search
-from routeprof.whatif.typical import typical_steps
+from routeprof.whatif.solver.board import Board, BoolArray, Task
+from routeprof.whatif.solver.replicas import first_placement
+from routeprof.whatif.solver.search import Patience, obeys, put_in_order, search
+from routeprof.whatif.solver.typical import typical_steps
 
 STEPS_OF_ONE = 8
 """Steps that a typical step stands for, at least, or it would show chance."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from routeprof.metrics._arrays import IntArray
-from routeprof.whatif.board import Board, Task
-from routeprof.whatif.moves import (
+from routeprof.whatif.solver.board import Board, Task
+from routeprof.whatif.solver.moves import (
     Change,
     best_of_replacements,
     best_pair_swap,
@@ -17,7 +17,7 @@ from routeprof.whatif.moves import (
     best_swap,
     mildest_swap,
 )
-from routeprof.whatif.rules import may_replace, may_swap
+from routeprof.whatif.solver.rules import may_replace, may_swap
 
 CLOSE = 5e-5
 """Where the search ends: so near to the bound, relatively."""

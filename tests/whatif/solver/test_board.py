@@ -4,10 +4,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routeprof.whatif.board import Board, Task
 from routeprof.whatif.cluster import Cluster
-from routeprof.whatif.moves import best_pair_swap, best_replacement, best_swap, mildest_swap
-from routeprof.whatif.search import put_in_order
+from routeprof.whatif.solver.board import Board, Task
+from routeprof.whatif.solver.moves import best_pair_swap, best_replacement, best_swap, mildest_swap
+from routeprof.whatif.solver.search import put_in_order
 
 
 @given(seed=st.integers(0, 2**20), traffic=st.booleans(), today=st.booleans())

@@ -15,7 +15,7 @@ from routeprof.metrics._arrays import FloatArray, IntArray, ratio
 from routeprof.metrics.gemm import gemm_bucket, small_gemm_share
 from routeprof.metrics.ranks import contiguous, rank_loads, rank_of_slot
 from routeprof.placements import placed
-from routeprof.whatif.served import LayerTokens, Requests, row_loads
+from routeprof.whatif.requests.served import LayerTokens, Requests, row_loads
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from routeprof.whatif.cluster import Cluster
-from routeprof.whatif.validation import (
+from routeprof.whatif.solver.validation import (
     NORMAL,
     SCENARIOS,
     Outlook,
