@@ -11,6 +11,7 @@ nothing in a recording says which passes of theirs ran together.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -223,12 +224,14 @@ def _needed(
     if len(steps) == len(layers):
         exact = smallest_common_factor(steps, target, rule.rounding, rule.minimum)
         return exact, exact
-    lower = Fraction(0)
-    for factor in grid:
+
+    def met(factor: Fraction) -> tuple[bool, bool]:
+        """Whether the rate may be met, and whether it is: both bounds fall with the factor."""
         outcome = together([one.outcome(factor, rule) for one in layers])
         accepted = accepted_overflow(target, outcome.routed)
-        if outcome.overflow[1] <= accepted:
-            return float(lower), float(factor)
-        if outcome.overflow[0] > accepted:
-            lower = factor
-    return float(lower), float(grid[-1])
+        return outcome.overflow[0] <= accepted, outcome.overflow[1] <= accepted
+
+    enough = bisect_left(grid, True, key=lambda factor: met(factor)[1])
+    first = bisect_left(grid, True, hi=enough, key=lambda factor: met(factor)[0])
+    lower = grid[first - 1] if first else Fraction(0)
+    return float(lower), float(grid[min(enough, len(grid) - 1)])
