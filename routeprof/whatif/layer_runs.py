@@ -62,19 +62,22 @@ class LayerRun:
         return LayerRun(self.layer, counts, tokens, step, self.ids[own], self.request[own])
 
 
-def layer_runs(profile: Profile, questions: int = 1) -> tuple[list[LayerRun], int]:
+def layer_runs(
+    profile: Profile, questions: int = 1, most: int | None = None
+) -> tuple[list[LayerRun], int]:
     """Every layer with assignments, and one in how many steps it is that they hold.
 
     Passes of several ranks come in the order of time, each as a step of its own.
 
     Args:
         questions: that will be asked of each token.
+        most: tokens times layers times questions; MOST_WORK if None.
 
     Raises:
         LevelRequiredError: the recording has sums alone.
     """
     table = profile.step_counts()
-    every = max(1, -(-int(table.tokens.sum()) * questions // MOST_WORK))
+    every = max(1, -(-int(table.tokens.sum()) * questions // (most or MOST_WORK)))
     layers = [layer for _, layer in moe_layers(profile) if placed(layer)]
     runs = [_run(profile, layer, every) for layer in layers]
     return [run for run in runs if run.counts.any()], every

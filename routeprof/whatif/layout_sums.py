@@ -252,9 +252,9 @@ def _fan_out(served: _Served, layout: Layout) -> tuple[float, float]:
     if served.ranks is None:
         return nan, nan
     row, rank = reached(served.ranks)
-    meets = np.zeros((len(served.ranks), layout.ep), dtype=np.float32)
-    meets[row, rank] = 1
+    meets = np.zeros((layout.ep, len(served.ranks)), dtype=bool)
+    meets[rank, row] = True
     gpus = np.arange(layout.gpus)
-    on_node = np.zeros((layout.ep, layout.nodes), dtype=np.float32)
-    on_node[gpus // layout.etp, layout.node_of(gpus)] = 1
-    return float(len(row)), float((meets @ on_node > 0).sum())
+    on_node = np.zeros((layout.nodes, layout.ep), dtype=bool)
+    on_node[layout.node_of(gpus), gpus // layout.etp] = True
+    return float(len(row)), float(sum(meets[there].any(axis=0).sum() for there in on_node))

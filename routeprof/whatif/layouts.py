@@ -82,6 +82,7 @@ def predict(
     layouts: Iterable[Layout],
     setting: Setting,
     *,
+    most_work: int | None = None,
     progress: Callable[[Sequence[Pair]], Iterable[Pair]] = iter,
 ) -> Predictions:
     """What each layout would make of the recorded steps.
@@ -90,6 +91,8 @@ def predict(
     time are known; from level ``tokens`` also what GPUs send to each other.
 
     Args:
+        most_work: tokens times layers times layouts, of more only some steps are looked at; what is
+            usual if None.
         progress: passes on the layers while it shows how far it is.
 
     Raises:
@@ -100,7 +103,7 @@ def predict(
     wanted = tuple(layouts)
     # A token costs as much again where eight GPUs share each expert: it is sent to all of them.
     questions = round(sum(1 + layout.etp / 8 for layout in wanted))
-    runs, every = layer_runs(profile, questions)
+    runs, every = layer_runs(profile, questions, most_work)
     if not wanted or not runs:
         raise UsageError("no layout fits: pass GPUs of which a part can share the experts")
     places = setting.placing != "contiguous"
