@@ -70,6 +70,8 @@ def recommend(
 
 def _in_phase(profile: Profile, phase: str) -> Profile:
     """That phase where it has assignments, else what is selected."""
+    if profile.phase is not None:
+        return profile  # whose steps, once read, need not be read again
     narrowed = profile.narrowed(phase, None)
     return narrowed if narrowed.totals.lists["counts"].sum() else profile
 
