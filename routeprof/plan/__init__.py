@@ -1,0 +1,1 @@
+"""Before deployment: what a model needs of the GPUs' memory."""
