@@ -41,10 +41,7 @@ def main() -> None:
         predicted = _slowest(np.arange(EXPERTS), loads, processes) / _slowest(
             slots, loads, processes
         )
-        before, after = (
-            [_run(weights, hidden, one, processes) for _ in range(RUNS)]
-            for one in (np.arange(EXPERTS), slots)
-        )
+        before, after = _runs(weights, hidden, [np.arange(EXPERTS), slots], processes)
         counted = before[0][0] / after[0][0]
         time = median(one[1] for one in before) / median(one[1] for one in after)
         print(f"{processes:>9}{predicted:>17.4f}{counted:>9.4f}{time:>16.3f}")
@@ -56,15 +53,21 @@ def _slowest(slots: np.ndarray, loads: np.ndarray, processes: int) -> float:
     return float(judge(slots[None], loads, cluster).slowest[0]) * len(loads)
 
 
-def _run(
-    weights: Weights, hidden: torch.Tensor, slots: np.ndarray, processes: int
-) -> tuple[int, float]:
-    """Σ over steps of the slowest process's load, and the slowest process's seconds."""
-    rows = [torch.arange(TOKENS).chunk(processes) for _ in hidden]
+def _runs(
+    weights: Weights, hidden: torch.Tensor, placements: list[np.ndarray], processes: int
+) -> list[list[tuple[int, float]]]:
+    """For each placement and run: Σ over steps of the slowest load, and the slowest's seconds."""
+    rows = [list(torch.arange(TOKENS).chunk(processes)) for _ in hidden]
     steps = [[step[own] for own in mine] for step, mine in zip(hidden, rows, strict=True)]
-    done = run(Work(weights, steps, [list(one) for one in rows], slots, 1), processes)
-    computed = np.array([one.assignments for one in done])
-    return int(computed.max(axis=0).sum()), max(one.seconds for one in done)
+    works = [Work(weights, steps, rows, slots, 1) for _ in range(RUNS) for slots in placements]
+    seen = [
+        (
+            int(np.array([one.assignments for one in done]).max(axis=0).sum()),
+            max(one.seconds for one in done),
+        )
+        for done in run(works, processes)
+    ]
+    return [seen[number :: len(placements)] for number in range(len(placements))]
 
 
 if __name__ == "__main__":

@@ -68,19 +68,27 @@ class Done:
     outputs: list[Tensor]
 
 
-def run(work: Work, processes: int) -> list[Done]:
-    """Run the layer on so many processes; what each of them saw."""
+def run(works: list[Work], processes: int) -> list[list[Done]]:
+    """Do one work after another on so many processes; what each of them saw of each."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_process, (processes, work, folder), nprocs=processes)
-        return [
-            Done(**torch.load(Path(folder, f"{rank}.pt"), weights_only=True))
-            for rank in range(processes)
+        mp.spawn(_process, (processes, works, folder), nprocs=processes)
+        seen = [
+            torch.load(Path(folder, f"{rank}.pt"), weights_only=True) for rank in range(processes)
         ]
+    return [[Done(**one[number]) for one in seen] for number in range(len(works))]
 
 
-def _process(rank: int, processes: int, work: Work, folder: str) -> None:
+def _process(rank: int, processes: int, works: list[Work], folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=processes)
+    with torch.inference_mode():
+        seen = [_done(rank, processes, work) for work in works]
+    dist.destroy_process_group()
+    torch.save(seen, Path(folder, f"{rank}.pt"))
+
+
+def _done(rank: int, processes: int, work: Work) -> dict[str, Any]:
+    """The fields of `Done`."""
     seen: dict[str, Any] = {
         "assignments": [],
         "sent": [0] * processes,
@@ -88,11 +96,9 @@ def _process(rank: int, processes: int, work: Work, folder: str) -> None:
         "seconds": 0.0,
         "outputs": [],
     }
-    with torch.inference_mode():
-        for tokens, rows in zip(work.steps, work.rows, strict=True):
-            _step(rank, processes, work, tokens[rank], rows[rank], seen)
-    dist.destroy_process_group()
-    torch.save(seen, Path(folder, f"{rank}.pt"))
+    for tokens, rows in zip(work.steps, work.rows, strict=True):
+        _step(rank, processes, work, tokens[rank], rows[rank], seen)
+    return seen
 
 
 def _step(

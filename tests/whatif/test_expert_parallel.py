@@ -128,19 +128,39 @@ class Ran:
         return np.array([process.sent for process in self.done])
 
 
-@pytest.fixture(scope="module", params=[(name, one) for name in LAYOUTS for one in PLACINGS])
-def ran(recorded: Recorded, request: pytest.FixtureRequest) -> Ran:
-    name, placing = request.param
-    layout, rows = LAYOUTS[name], dealt(recorded, LAYOUTS[name])
-    slots = slots_for(recorded, layout, placing)
+@pytest.fixture(scope="module")
+def runs(recorded: Recorded) -> dict[tuple[str, str], Ran]:
+    """All layouts and placements, those on as many processes together."""
+    asked = {
+        (name, placing): (layout, slots_for(recorded, layout, placing))
+        for name, layout in LAYOUTS.items()
+        for placing in PLACINGS
+    }
+    ran = {}
+    for processes in sorted({layout.gpus for layout in LAYOUTS.values()}):
+        mine = {key: own for key, own in asked.items() if own[0].gpus == processes}
+        done = run([work(recorded, *own) for own in mine.values()], processes)
+        ran |= {key: Ran(*own, seen) for (key, own), seen in zip(mine.items(), done, strict=True)}
+    return ran
+
+
+def work(recorded: Recorded, layout: Layout, slots: np.ndarray) -> Work:
+    rows = dealt(recorded, layout)
     steps = [
         [hidden[own] for own in step] for hidden, step in zip(recorded.inputs, rows, strict=True)
     ]
-    done = run(Work(recorded.weights, steps, rows, slots, layout.etp), layout.gpus)
-    for number, step in enumerate(rows):
-        for own, one in zip(step, done, strict=True):
+    return Work(recorded.weights, steps, rows, slots, layout.etp)
+
+
+@pytest.fixture(params=[(name, one) for name in LAYOUTS for one in PLACINGS], ids=": ".join)
+def ran(runs: dict[tuple[str, str], Ran], request: pytest.FixtureRequest) -> Ran:
+    return runs[request.param]
+
+
+def test_outputs_are_those_of_the_model(recorded: Recorded, ran: Ran):
+    for number, step in enumerate(dealt(recorded, ran.layout)):
+        for own, one in zip(step, ran.done, strict=True):
             torch.testing.assert_close(one.outputs[number], recorded.outputs[number][own])
-    return Ran(layout, slots, done)
 
 
 def test_loads_and_bytes_are_those_of_real_processes(recorded: Recorded, ran: Ran):
