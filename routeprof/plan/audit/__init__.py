@@ -1,0 +1,1 @@
+"""Reading a checkpoint expert by expert, and what low precision would do to it."""
