@@ -13,6 +13,7 @@ from routeprof.commands.control import pause, start, stop
 from routeprof.commands.dashboard import dashboard
 from routeprof.commands.demo import demo
 from routeprof.commands.detach import detach
+from routeprof.commands.plan import plan
 from routeprof.commands.report import report
 from routeprof.commands.run import run
 from routeprof.commands.serve_metrics import serve_metrics
@@ -39,6 +40,7 @@ app.command()(summary)
 app.command()(report)
 app.command()(dashboard)
 app.command("serve-metrics")(serve_metrics)
+app.command()(plan)
 app.add_typer(whatif, name="whatif")
 
 

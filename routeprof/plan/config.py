@@ -37,6 +37,7 @@ READERS: dict[str, Callable[[Fields], Shape]] = {
 LARGEST_FILE = 16 * 1024**2
 TEXT_PARTS = ("text_config", "llm_config", "language_config")
 VISION = "only the language model is counted, not what sees or hears"
+STORED = "the checkpoint is quantised ({:.20}): --dtype and --expert-dtype say what is planned"
 PREDICTION = "layers for multi-token prediction are not counted"
 
 
@@ -92,6 +93,18 @@ def text_part(config: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     return dict(config), False
 
 
+def family_of(config: Mapping[str, Any], source: str = "config.json") -> str:
+    """The model type of the language model.
+
+    Raises:
+        UsageError: it is not told.
+    """
+    family = text_part(config)[0].get("model_type")
+    if not isinstance(family, str):
+        raise UsageError(f"{source} lacks model_type: pass the model's own config.json")
+    return family
+
+
 def shape_of(config: Mapping[str, Any], source: str = "config.json") -> Shape:
     """The shape of a model of a family in `READERS`.
 
@@ -99,9 +112,7 @@ def shape_of(config: Mapping[str, Any], source: str = "config.json") -> Shape:
         UsageError: the family is not known, or a field is missing or wrong.
     """
     values, inside = text_part(config)
-    family = values.get("model_type")
-    if not isinstance(family, str):
-        raise UsageError(f"{source} lacks model_type: pass the model's own config.json")
+    family = family_of(config, source)
     reader = READERS.get(family)
     if reader is None:
         raise UsageError(f"{source}: model_type {family!r:.60} is not known")
@@ -109,4 +120,7 @@ def shape_of(config: Mapping[str, Any], source: str = "config.json") -> Shape:
     notes = [VISION] if inside else []
     if values.get("num_nextn_predict_layers"):
         notes.append(PREDICTION)
+    stored = config.get("quantization_config")
+    if isinstance(stored, dict) and isinstance(stored.get("quant_method"), str):
+        notes.append(STORED.format(stored["quant_method"]))
     return replace(shape, notes=tuple(notes))
