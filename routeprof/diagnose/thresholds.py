@@ -57,7 +57,7 @@ class Thresholds:
     capacity_factor: float = _limit(0.0)
     rank_imbalance: float = _limit(1.2, 1)
     cross_node_share: float = _limit(0.5, 0, 1)
-    drift: float = _limit(0.02, 0, 1)
+    drift: float = _limit(0.05, 0, 1)
     margin: float = _limit(0.05)
     dense_ratio: float = _limit(1.5)
     min_load: float = _limit(16.0)
