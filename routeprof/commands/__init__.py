@@ -9,10 +9,13 @@ import typer
 
 from routeprof import __version__
 from routeprof.commands.attach import attach
+from routeprof.commands.audit import audit
+from routeprof.commands.check import check
 from routeprof.commands.control import pause, start, stop
 from routeprof.commands.dashboard import dashboard
 from routeprof.commands.demo import demo
 from routeprof.commands.detach import detach
+from routeprof.commands.diagnose import diagnose
 from routeprof.commands.plan import plan
 from routeprof.commands.report import report
 from routeprof.commands.run import run
@@ -38,9 +41,12 @@ for verb in (attach, detach, start, pause, stop, status):
     app.command()(verb)
 app.command()(summary)
 app.command()(report)
+app.command()(diagnose)
+app.command()(check)
 app.command()(dashboard)
 app.command("serve-metrics")(serve_metrics)
 app.command()(plan)
+app.command()(audit)
 app.add_typer(whatif, name="whatif")
 
 

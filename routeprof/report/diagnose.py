@@ -1,0 +1,96 @@
+"""``routeprof diagnose`` and ``routeprof check`` as plain data and as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from routeprof.diagnose.finding import layer_list
+from routeprof.report.summary import json_data, plain, selection_text
+
+if TYPE_CHECKING:
+    from routeprof.diagnose.finding import Finding
+    from routeprof.diagnose.question import Answer, Question
+
+STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
+
+
+def answer_json(answer: Answer, question: Question) -> dict[str, Any]:
+    """Findings with all digits, what could not be judged, and the limits, for JSON."""
+    data: dict[str, Any] = json_data(
+        {
+            "phase": question.profile.phase or "all",
+            "tag": question.profile.tag or "all",
+            "findings": [asdict(finding) for finding in answer.findings],
+            "unjudged": answer.unjudged,
+            "thresholds": asdict(question.limits),
+        }
+    )
+    return data
+
+
+def print_answer(answer: Answer, question: Question, console: Console) -> None:
+    """The same as text, the gravest first."""
+    for part in _parts(answer, question):
+        console.print(part, highlight=False)
+
+
+def _parts(answer: Answer, question: Question) -> Iterator[RenderableType]:
+    yield Text(selection_text(question.profile), "dim")
+    if not answer.findings:
+        yield "no findings"
+    for finding in answer.findings:
+        yield ""
+        yield from _finding(finding)
+    if answer.unjudged:
+        yield Text("\nnot judged", "bold")
+        table = Table.grid(padding=(0, 2))
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for code, reason in answer.unjudged.items():
+            table.add_row(Text(f"  {code}", "dim"), Text(plain(reason), "dim"))
+        yield table
+
+
+def _finding(finding: Finding) -> Iterator[RenderableType]:
+    head = Text(f"{finding.severity}: ", STYLES[finding.severity], end="")
+    yield Text.assemble(head, f"[{finding.code}] ", plain(finding.evidence))
+    where = f"layers {layer_list(finding.layers)}" if finding.layers else ""
+    where += f"{'; ' if where else ''}{finding.phase}" if finding.phase != "all" else ""
+    lines = [where, f"→ {plain(finding.suggestion)}"]
+    lines += [f"= {plain(finding.gain)}"] if finding.gain else []
+    for line in filter(None, lines):
+        yield Padding(Text(line, "dim" if line == where else ""), (0, 0, 0, 2))
+
+
+# -- check
+
+
+def failures(answer: Answer, least: Sequence[str]) -> list[Finding]:
+    """Findings of these severities."""
+    return [finding for finding in answer.findings if finding.severity in least]
+
+
+def check_json(answer: Answer, question: Question, failed: Sequence[Finding]) -> dict[str, Any]:
+    """What failed, whether anything did, and what could not be judged, for JSON."""
+    whole = answer_json(answer, question)
+    return {
+        "passed": not failed,
+        "failed": [finding.code for finding in failed],
+        **whole,
+    }
+
+
+def check_lines(answer: Answer, failed: Sequence[Finding]) -> Iterator[str]:
+    """One line for each finding that failed; or one that says that none did."""
+    for finding in failed:
+        yield f"{finding.severity}: {finding.code}: {plain(finding.evidence)}"
+    if not failed:
+        others = len(answer.findings)
+        yield f"passed{f'; {others} of lower severity, see routeprof diagnose' if others else ''}"
