@@ -142,6 +142,13 @@ def layer_link(layer: int, state: ViewState) -> Any:
     return dcc.Link(str(layer), href=f"/layer{state.query(layer=layer)}")
 
 
+def told(title: str, text: str, command: str = "") -> Any:
+    """A short text with, where there is one, the command line that does it."""
+    parts = [html.H2(title), html.P(text, className="caption")]
+    parts += [html.Pre(html.Code(command), className="command", tabIndex=0)] if command else []
+    return html.Section(parts, className="panel wide", **{"aria-label": title})
+
+
 def finding_list(findings: Sequence[Finding], state: ViewState) -> Any:
     """What was found, the gravest first."""
     if not findings:

@@ -12,6 +12,7 @@ from routeprof.dashboards import formats
 from routeprof.dashboards.live.library import Opened
 from routeprof.dashboards.state import (
     ALL,
+    GPUS,
     MEASURES,
     MOST_RANKS,
     ORDERS,
@@ -25,6 +26,9 @@ from routeprof.placements import recorded
 from routeprof.profile import Profile
 from routeprof.rank_loads import usual_ranks
 from routeprof.tables import tag_name
+
+MOST_GPUS, MOST_NODES = 64, 8
+"""Offered for layouts."""
 
 
 def phase_options(profile: Profile | None) -> list[dict[str, str]]:
@@ -62,11 +66,12 @@ def select_control(
     )
 
 
-def control(name: str, opened: Opened, names: Sequence[str]) -> Any:
+def control(name: str, opened: Opened, names: Sequence[str], beside: Sequence[str] = ()) -> Any:
     """A view's own control, with the value that the address asks for.
 
     Args:
         names: the recordings that there are.
+        beside: all controls of the view.
     """
     state, profile = opened.state, opened.reading.profile
     if name in _CHOICES:
@@ -82,7 +87,16 @@ def control(name: str, opened: Opened, names: Sequence[str]) -> Any:
         return _select(name, "Expert", [str(item) for item in experts], state, "Hottest")
     if name == "ranks":
         usual = _usual_ranks(profile)
+        if "nodes" in beside:
+            choices = _counts(MOST_GPUS, state.ranks, least=2)
+            return _select(name, "GPUs", choices, state, usual)
         return _select(name, "Expert-parallel ranks", _rank_choices(profile, state), state, usual)
+    if name == "redundant":
+        return _select(name, "Replicas of experts", _redundant(state), state, "Not computed")
+    if name == "nodes":
+        return _select(name, "Nodes", _counts(MOST_NODES, state.nodes), state)
+    if name == "gpu":
+        return _select(name, "GPU", GPUS, state)
     layers = profile.info.layers if profile else ()
     indices = [str(layer.index) for layer in layers if layer.kind == "moe"]
     return _select(name, "Layer", indices, state, "Worst")
@@ -109,12 +123,26 @@ def _choice(name: str, state: ViewState, profile: Profile | None) -> Any:
     )
 
 
-def _select(name: str, label: str, choices: Sequence[str], state: ViewState, usual: str) -> Any:
-    own = [{"value": choice, "label": choice} for choice in choices]
+def _select(
+    name: str,
+    label: str,
+    choices: Sequence[str] | Mapping[str, str],
+    state: ViewState,
+    usual: str | None = None,
+) -> Any:
+    """A list to choose from.
+
+    Args:
+        choices: values, or their labels by value.
+        usual: label of what the view chooses; None where it is one of the choices.
+    """
+    labels = choices if isinstance(choices, Mapping) else {choice: choice for choice in choices}
+    if usual is not None:
+        labels = {ALL: usual, **labels}
     return dmc.Select(
         id={"control": name},
         label=label,
-        data=[{"value": ALL, "label": usual}, *own],
+        data=[{"value": value, "label": text} for value, text in labels.items()],
         value=control_value(name, state, None),
         searchable=True,
         allowDeselect=False,
@@ -129,6 +157,18 @@ def _usual_ranks(profile: Profile | None) -> str:
         return "As recorded"
     number, said = usual_ranks(profile)
     return f"{number}, as recorded" if said else f"{number}, for example"
+
+
+def _counts(most: int, chosen: int | None, least: int = 1) -> list[str]:
+    """Powers of two, and what is chosen."""
+    numbers = {2**power for power in range(most.bit_length()) if least <= 2**power <= most}
+    return [str(number) for number in sorted(numbers | ({chosen} if chosen else set()))]
+
+
+def _redundant(state: ViewState) -> dict[str, str]:
+    """Redundant slots of each rank to choose from."""
+    numbers = sorted({0, 1, 2, 4} | ({state.redundant} if state.redundant else set()))
+    return {str(number): f"{number} a rank" if number else "None, moved only" for number in numbers}
 
 
 def _rank_choices(profile: Profile | None, state: ViewState) -> list[str]:

@@ -50,6 +50,7 @@ def context_of(library: Library, opened: Opened, view: View, scheme: Scheme) -> 
         timed(opened),
         apart=opened is not asked,
         version="" if against else opened.version,
+        answers=library.answers,
     )
 
 

@@ -53,6 +53,21 @@ def times(value: Any) -> str:
     return f"{ratio(value)} ×" if known(value) else NOTHING
 
 
+def times_as(value: Any) -> str:
+    """How many times as long: ``1.32 times``."""
+    return f"{ratio(value)} times" if known(value) else NOTHING
+
+
+def size(value: Any) -> str:
+    """Bytes in three digits: ``20.4 MiB``."""
+    if not known(value):
+        return NOTHING
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if abs(value) >= 1024**power:
+            return f"{number(value / 1024**power)} {unit}"
+    return f"{value:,.0f} bytes"
+
+
 def percent(value: Any) -> str:
     """A share; only what is exactly all or nothing says so: ``99.99 %`` is not ``100 %``."""
     if not known(value):

@@ -207,7 +207,7 @@ def page(view: View, opened: Opened, names: Sequence[str], numbers: Numbers) -> 
         html.Div(
             [
                 html.Div(
-                    [control(name, opened, names) for name in controls],
+                    [control(name, opened, names, controls) for name in controls],
                     className="controls",
                 ),
                 html.Div(

@@ -12,14 +12,17 @@ from routeprof.errors import UsageError
 from routeprof.profile import Profile
 from routeprof.tables import tag_name
 from routeprof.timerange import RANGE_TEXT, parse_range, range_text
+from routeprof.whatif.hardware import HARDWARE
 
 ALL = "all"
 
 MEASURES = {"load": "Load / mean", "share": "Share", "mass": "Gate mass"}
 ORDERS = {"index": "By index", "load": "By load", "rank": "Each layer by load"}
 PLACEMENTS = {"contiguous": "In order", "striped": "Striped", "recorded": "As recorded"}
+GPUS = {name: name.upper() for name in HARDWARE}
 USUAL_FACTOR = 1.25
 MOST_RANKS = 1024
+MOST_REDUNDANT = 64
 _LONGEST = 2000
 _SHOWN = 60
 
@@ -39,8 +42,12 @@ class ViewState:
         order: how experts are sorted, a key of ORDERS: ``load`` by that of all layers together,
             so that a column stays an expert, ``rank`` each layer for itself.
         factor: capacity factor, one of those recorded.
-        ranks: number of expert-parallel ranks to spread the experts over.
+        ranks: number of expert-parallel ranks to spread the experts over, or of GPUs to lay the
+            model out on.
         placement: how they are spread, a key of PLACEMENTS.
+        redundant: slots for replicas on each rank, for placements made anew; None for no such.
+        nodes: that the GPUs stand in.
+        gpu: what they are, a key of GPUS.
         against: name of the recording to compare with.
     """
 
@@ -55,6 +62,9 @@ class ViewState:
     factor: float | None = None
     ranks: int | None = None
     placement: str = "contiguous"
+    redundant: int | None = None
+    nodes: int = 1
+    gpu: str = "h100"
     against: str | None = None
 
     def query(self, **changes: Any) -> str:
@@ -215,9 +225,12 @@ def _range(text: str) -> tuple[float, float] | None:
         return None
 
 
-def _ranks(text: str) -> int | None:
-    known = text.isascii() and text.isdigit() and len(text) <= 9
-    return int(text) if known and 0 < int(text) <= MOST_RANKS else None
+def _number(low: int, high: int) -> Callable[[str], int | None]:
+    def number(text: str) -> int | None:
+        known = text.isascii() and text.isdigit() and len(text) <= 9
+        return int(text) if known and low <= int(text) <= high else None
+
+    return number
 
 
 def _one_of(choices: Mapping[str, str]) -> Callable[[str], str | None]:
@@ -233,15 +246,20 @@ _CHECKS: dict[str, Callable[[str], Any]] = {
     "run": _name,
     "against": _name,
     "between": _range,
-    "ranks": _ranks,
+    "ranks": _number(1, MOST_RANKS),
     "measure": _one_of(MEASURES),
     "order": _one_of(ORDERS),
     "placement": _one_of(PLACEMENTS),
+    "redundant": _number(0, MOST_REDUNDANT),
+    "nodes": _number(1, MOST_RANKS),
+    "gpu": _one_of(GPUS),
 }
-_CHOICES = {"measure": MEASURES, "order": ORDERS, "placement": PLACEMENTS}
+_CHOICES = {"measure": MEASURES, "order": ORDERS, "placement": PLACEMENTS, "gpu": GPUS}
 _REMEDIES = {
     "between": f"a range is {RANGE_TEXT}",
     "ranks": f"a number of ranks is from 1 to {MOST_RANKS}",
+    "redundant": f"redundant slots of a rank are from 0 to {MOST_REDUNDANT}",
+    "nodes": f"a number of nodes is from 1 to {MOST_RANKS}",
     "run": "a recording has a name of at most 300 characters",
     "against": "a recording has a name of at most 300 characters",
 }

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -14,11 +14,15 @@ import plotly.graph_objects as go
 from routeprof.dashboards import formats
 from routeprof.dashboards.figures.palette import Scheme
 from routeprof.dashboards.live.activity import Activity
+from routeprof.dashboards.live.memo import Memo
 from routeprof.dashboards.live.spans import Span
+from routeprof.dashboards.panels.stepwise import LayerSteps, whole_steps
 from routeprof.dashboards.state import ViewState, usual_factor
 from routeprof.profile import Profile
 from routeprof.tables import column
 from routeprof.topology import Layer
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Context:
         timed: the selected time with all phases and tags, where only a part is selected.
         version: another one for everything else than ``state`` that there is to be seen; empty
             where it is not known.
+        answers: what was computed of selections, for all pages.
     """
 
     whole: Profile
@@ -64,6 +69,18 @@ class Context:
     timed: Profile | None = None
     apart: bool = False
     version: str = ""
+    answers: Memo[Any] | None = None
+
+    def once(self, question: Hashable, answer: Callable[[], Value]) -> Value:
+        """An answer that depends on the selection and the question alone, computed once.
+
+        However often a page is drawn of them: of another layer, in other colours.
+        """
+        if self.answers is None or not self.version:
+            return answer()
+        key = (self.version, self.state.selection, question)
+        found: Value = self.answers.get(key, answer)
+        return found
 
     @cached_property
     def all_time(self) -> Profile:
@@ -76,6 +93,11 @@ class Context:
         if self.timed is not None or self.state.between is None:
             return self.timed or self.whole
         return self.whole.select(between=self.whole.since_start(self.state.between))
+
+    @cached_property
+    def steps(self) -> dict[int, LayerSteps]:
+        """Steps of the selection's layers where all are known, see ``whole_steps``."""
+        return whole_steps(self.profile)
 
     @cached_property
     def layers(self) -> pd.DataFrame:

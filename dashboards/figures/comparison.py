@@ -109,3 +109,28 @@ def _across(layers: NDArray[Any], heights: NDArray[Any]) -> tuple[NDArray[Any], 
     """A line over the width of each layer's bar, with gaps between."""
     x = np.stack([layers - 0.42, layers + 0.42, np.full(len(layers), np.nan)], axis=1)
     return x.ravel(), np.repeat(heights, 3)
+
+
+def placements_by_layer(
+    layers: NDArray[Any],
+    series: Mapping[str, NDArray[Any]],
+    bound: NDArray[Any],
+    absent: Mapping[int, str],
+    scheme: Scheme,
+) -> go.Figure:
+    """Slowest ÷ mean rank of each layer, one bar for each placement.
+
+    Args:
+        bound: what no placement is below, drawn as a line.
+    """
+    figure = ratios_by_layer(layers, series, absent, "slowest / mean rank", scheme)
+    x, y = _across(layers, bound)
+    figure.add_scatter(
+        x=small(x),
+        y=small(y),
+        name="lower bound",
+        mode="lines",
+        line={"width": 2, "color": PALETTES[scheme].ink},
+        hoverinfo="skip",
+    )
+    return figure.update_layout(showlegend=True)

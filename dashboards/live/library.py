@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic, time
+from typing import Any
 
 from routeprof.dashboards.live.activity import WAITING, Activity, activity
 from routeprof.dashboards.live.memo import Memo
@@ -71,6 +72,7 @@ class Library:
 
     Attributes:
         contents: what views show, for the other pages that show the same.
+        answers: what takes longer to compute, for other views of the same selection.
     """
 
     def __init__(self, *paths: str | Path) -> None:
@@ -80,6 +82,7 @@ class Library:
         self._looked = -_LOOK_SECONDS
         self._sources: OrderedDict[str, Source] = OrderedDict()
         self.contents: Memo[Content | None] = Memo(CONTENTS)
+        self.answers: Memo[Any] = Memo(CONTENTS)
 
     @property
     def title(self) -> str:

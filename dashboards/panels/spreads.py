@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from routeprof.dashboards import formats
-from routeprof.dashboards.panels.stepwise import whole_steps
 from routeprof.dashboards.state import PLACEMENTS
 from routeprof.dashboards.view import Context, has_values
 from routeprof.metrics import balance
@@ -61,7 +60,7 @@ class Spread:
     @cached_property
     def stragglers(self) -> dict[str, NDArray[np.float64]]:
         """For each placement the straggler factor over steps, [MoE layers]; NaN if not known."""
-        steps = whole_steps(self.context.profile)
+        steps = self.context.steps
         found = {name: np.full(len(self.layers), np.nan) for name in self.loads}
         for place, (_, layer) in enumerate(moe_layers(self.context.profile)):
             for name, factors in found.items() if layer.index in steps else ():

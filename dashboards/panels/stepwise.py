@@ -44,3 +44,9 @@ def whole_steps(profile: Profile) -> dict[int, LayerSteps]:
         if len(tokens) and tokens.min() >= 0 and np.array_equal(counts.sum(0), summed):
             found[layer.index] = LayerSteps(counts, tokens)
     return found
+
+
+def is_too_long(profile: Profile) -> bool:
+    """Whether a recording has more steps than a page can go through."""
+    kept = profile.has("steps") and profile.files is not None
+    return kept and profile.step_counts().counts.size > MOST_CELLS

@@ -9,8 +9,8 @@ from routeprof.dashboards import formats
 from routeprof.dashboards.components import plain_table
 from routeprof.dashboards.figures.common import blank, lines
 from routeprof.dashboards.figures.layers import bars_by_layer
+from routeprof.dashboards.panels.advice import advice, every_factor
 from routeprof.dashboards.panels.factors import among_recorded, exact
-from routeprof.dashboards.panels.stepwise import whole_steps
 from routeprof.dashboards.view import Card, Content, Context, Filled, Panel, View, has_values
 from routeprof.tables import moe_layers
 
@@ -31,7 +31,7 @@ def fill(context: Context) -> Content:
             "layers": by_layer(context, at, context.factor),
         },
         cards=cards(context, table, at),
-        lead=[plain_table(*factors_needed(context, table))],
+        lead=[plain_table(*factors_needed(context, table)), advice(context)],
     )
 
 
@@ -87,7 +87,7 @@ def cards(context: Context, table: pd.DataFrame, at: pd.DataFrame) -> list[Card]
 
 def factors_needed(context: Context, table: pd.DataFrame) -> tuple[str, pd.DataFrame]:
     """Title and rows: the capacity factor that some rates of overflow need."""
-    steps = whole_steps(context.profile)
+    steps = context.steps
     top_k = {layer.index: layer.top_k for _, layer in moe_layers(context.profile)}
     if set(steps) == set(context.profile.layer_indices):
         routed = {index: own for index, own in steps.items() if own.counts.any()}
@@ -101,7 +101,9 @@ def factors_needed(context: Context, table: pd.DataFrame) -> tuple[str, pd.DataF
 
 def by_factor(context: Context, table: pd.DataFrame, factor: float) -> Filled:
     """Overflow against padding over the factors."""
-    every = over_factors(context, table)
+    recorded = over_factors(context, table)
+    fine = every_factor(context, recorded)
+    every = recorded if fine is None else fine
     names = {
         f"{verb(table)}, all layers": "overflow_rate",
         f"{verb(table)}, worst layer": "overflow_worst",
@@ -114,12 +116,12 @@ def by_factor(context: Context, table: pd.DataFrame, factor: float) -> Filled:
         x_title="capacity factor",
         y_title="rate",
         percent=True,
-        markers=True,
+        markers=fine is None,
         at=factor,
     )
     caption = (
         f"Share of assignments above capacity and of slots left empty, {context.selection}. A "
-        f"larger factor drops less and wastes more. {_engine(table)}"
+        f"larger factor drops less and wastes more. {_drawn(fine is not None)} {_engine(table)}"
     )
     return Filled(figure, caption, every)
 
@@ -138,6 +140,12 @@ def by_layer(context: Context, at: pd.DataFrame, factor: float) -> Filled:
     )
     caption = f"Each layer at capacity factor {factor:g}, {context.selection}."
     return Filled(figure, caption, at[TABLE])
+
+
+def _drawn(fine: bool) -> str:
+    if fine:
+        return "Exact from every step, between the recorded factors too."
+    return "Exact at the recorded factors; between them lines only join these."
 
 
 def _engine(table: pd.DataFrame) -> str:

@@ -10,6 +10,7 @@ from routeprof.dashboards.components import plain_table
 from routeprof.dashboards.figures.common import blank, expert_bars, small
 from routeprof.dashboards.figures.comparison import ratios_by_layer
 from routeprof.dashboards.figures.heatmaps import load_heatmap
+from routeprof.dashboards.panels.placements import PANEL, commands, placements
 from routeprof.dashboards.panels.rank_list import nodes, rank_list
 from routeprof.dashboards.panels.spreads import (
     Spread,
@@ -37,10 +38,11 @@ def fill(context: Context) -> Content:
         panels={
             "rank_loads": heatmap(over),
             "rank_waits": waits(over),
+            "placements": placements(over),
             "layer_ranks": one_layer(over),
         },
         cards=cards(over),
-        body=[plain_table("Recorded ranks", rank_list(context))],
+        body=[*commands(over), plain_table("Recorded ranks", rank_list(context))],
     )
 
 
@@ -193,6 +195,7 @@ VIEW = View(
             "Bar chart: slowest rank's load over the mean for every layer and placement",
             leads="layer",
         ),
+        PANEL,
         Panel(
             "layer_ranks",
             "Ranks of one layer",
@@ -201,5 +204,5 @@ VIEW = View(
         ),
     ),
     fill=fill,
-    controls=("between", "layer", "ranks", "placement"),
+    controls=("between", "layer", "ranks", "placement", "redundant"),
 )

@@ -17,7 +17,8 @@ from routeprof.sample_data import RECORDINGS_DIR, load_model
 from routeprof.sample_data.record import record_prompts
 from tests.dashboards.test_browser import ARGUMENTS, CHROMIUM, drawn
 
-DARK = ("overview", "heatmap")
+DARK = ("overview", "heatmap", "layouts")
+CHOSEN = {"compare": "&against=collapsed", "ranks": "&tag=code&redundant=1"}
 WIDTH, PHONE = 1280, 390
 
 
@@ -32,7 +33,7 @@ def main(out: Path) -> None:
         url = f"http://127.0.0.1:{server.effective_port}"
         browser = driver.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
         for view in VIEWS:
-            query = "?run=sample" + ("&against=collapsed" if view.path == "compare" else "")
+            query = "?run=sample" + CHOSEN.get(view.path, "")
             address = f"{url}/{view.path}{query}"
             shot(browser, address, len(view.panels), out / f"{view.path}.png")
             if view.path in DARK:

@@ -4,6 +4,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from routeprof.dashboards.views import VIEWS
 from routeprof.report.csv import csv_text
 from tests.commands.conftest import MIXTRAL
 from tests.dashboards.made import HOSTILE, LONG, Writer
+from tests.dashboards.tokens import record_tokens
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect
@@ -147,7 +149,7 @@ def test_every_view_in_both_schemes(
         drawn(page, len(view.panels))
         for panel in view.panels:
             expect(page.get_by_role("img", name=panel.label)).to_be_visible()
-        if view.path != "affinity":  # it has no axes without level tokens
+        if view.path not in ("affinity", "layouts"):  # no axes without steps and tokens
             expect(ticks(page)).to_have_css("fill", rgb(PALETTES[scheme].ink))
         assert page.locator("[data-title*='hare'], [data-title*='loud']").count() == 0
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -334,6 +336,47 @@ def test_ranks_are_chosen(open_page: Callable[..., Any], url: str) -> None:
     expect(page).to_have_url(re.compile(r"/ranks\?ranks=4&placement=striped$"))
     expect(page.get_by_text("with expert i on rank i mod 4;")).to_be_visible()
     expect(page.get_by_text("As recorded", exact=True)).to_have_count(0)
+
+
+def test_placements_are_made_where_they_are_asked_for(
+    open_page: Callable[..., Any], url: str
+) -> None:
+    page = open_page()
+    page.goto(f"{url}/ranks?ranks=4")
+    expect(page.get_by_text("Made where it is asked for")).to_be_visible()
+    page.get_by_role("textbox", name="Replicas of experts").click()
+    page.get_by_role("option", name="1 a rank").click()
+    expect(page).to_have_url(re.compile(r"/ranks\?ranks=4&redundant=1$"))
+    expect(page.get_by_text("20 slots a layer, 4 of them redundant")).to_be_visible()
+    expect(page.locator("code")).to_contain_text("--gpus 4 --slots 20 --out placed")
+    page.get_by_role("textbox", name="Replicas of experts").click()
+    page.get_by_role("option", name="Not computed").click()
+    expect(page).to_have_url(re.compile(r"/ranks\?ranks=4$"))
+    expect(page.get_by_text("Made where it is asked for")).to_be_visible()
+
+
+def test_layouts_are_chosen(
+    open_page: Callable[..., Any], serve: Callable[[Path], str], tmp_path: Path
+) -> None:
+    page = open_page()
+    page.goto(f"{serve(record_tokens(tmp_path / 'run', HOSTILE))}/layouts")
+    drawn(page, 1)
+    expect(page.locator(".js-plotly-plot .ytick")).to_have_count(12)
+    page.get_by_role("textbox", name="GPUs").click()
+    page.get_by_role("option", name="16", exact=True).click()
+    page.get_by_role("textbox", name="Nodes").click()
+    page.get_by_role("option", name="2", exact=True).click()
+    page.get_by_role("textbox", name="GPU", exact=True).click()
+    page.get_by_role("option", name="H200").click()
+    expect(page).to_have_url(re.compile(r"/layouts\?ranks=16&nodes=2&gpu=h200$"))
+    expect(page.get_by_text("on 16 GPUs on 2 nodes")).to_be_visible()
+    expect(page.locator("code")).to_contain_text("--gpus 16 --nodes 2 --gpu h200")
+    page.get_by_role("button", name="Numbers", exact=True).click()
+    expect(page.locator("[role='columnheader'][col-id='step_ms']")).to_have_count(1)
+    page.get_by_role("textbox", name="Tag").click()
+    page.get_by_role("option", name=HOSTILE).click()
+    expect(page.locator("code")).to_contain_text(f"--tag {quote(HOSTILE)}")
+    assert page.locator("img[src='x']").count() == 0
 
 
 def test_live_updates_and_the_pause_button(

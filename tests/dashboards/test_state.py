@@ -37,6 +37,8 @@ def profile(recorded: Path) -> Profile:
         ViewState(between=(12345.678, 23456.789)),
         ViewState(between=(2.5, math.inf)),
         ViewState(layer=6, expert=15, ranks=4, placement="striped"),
+        ViewState(ranks=4, redundant=0),
+        ViewState(ranks=4, redundant=2, nodes=2, gpu="mi300x"),
     ],
 )
 def test_a_state_survives_the_address(state: ViewState, profile: Profile) -> None:
@@ -66,6 +68,11 @@ def test_a_state_survives_the_address(state: ViewState, profile: Profile) -> Non
         "?ranks=1e3",
         "?ranks=99999999999999999999",
         "?placement=clever",
+        "?redundant=-1",
+        "?redundant=65",
+        "?nodes=0",
+        "?nodes=two",
+        "?gpu=tpu",
         "?" + "x" * 300 + "=1",
     ],
 )
@@ -92,6 +99,15 @@ def test_controls_change_the_state(profile: Profile) -> None:
     state = with_controls(ViewState(), {"phase": "decode", "layer": "6", "factor": 2}, profile)
     assert state == ViewState(phase="decode", layer=6, factor=2.0)
     assert with_controls(state, {"phase": "all", "layer": "nonsense"}, profile).phase is None
+
+
+def test_placements_are_asked_for_and_taken_back(profile: Profile) -> None:
+    state = with_controls(ViewState(), {"redundant": "0"}, profile)
+    assert state == ViewState(redundant=0)
+    assert state.query() == "?redundant=0"
+    assert control_value("redundant", state, profile) == "0"
+    assert with_controls(state, {"redundant": "all"}, profile) == ViewState()
+    assert control_value("redundant", ViewState(), profile) == "all"
 
 
 def test_an_expert_is_one_of_its_layer(profile: Profile) -> None:

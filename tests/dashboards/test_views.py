@@ -45,6 +45,7 @@ SELECTIONS = [
     {"layer": 6, "factor": 2.0},
     {"ranks": 5, "placement": "striped", "between": (1.0, 3.0)},
     {"ranks": 64, "placement": "recorded"},
+    {"ranks": 8, "redundant": 1, "nodes": 2, "gpu": "h20"},
 ]
 
 

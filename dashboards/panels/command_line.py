@@ -1,0 +1,35 @@
+"""The command line that answers what a page shows, or what would take a page too long."""
+
+from __future__ import annotations
+
+from shlex import quote
+
+from routeprof.dashboards.view import Context
+from routeprof.errors import RouteprofError
+from routeprof.timerange import range_text
+
+SOURCE = "RECORDING"
+"""Stands for the recording's directory, which a page does not tell."""
+
+
+def sentence(error: RouteprofError) -> str:
+    """Why something cannot be shown."""
+    text = str(error)
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def command_line(context: Context, verb: str, **options: object) -> str:
+    """``routeprof whatif VERB`` with options, for what is selected.
+
+    Args:
+        options: by their names without dashes; None leaves one out.
+    """
+    state = context.state
+    chosen = {
+        **options,
+        "phase": state.phase,
+        "tag": state.tag,
+        "between": range_text(state.between) if state.between else None,
+    }
+    given = (f"--{name} {quote(str(value))}" for name, value in chosen.items() if value is not None)
+    return " ".join([f"routeprof whatif {verb} {SOURCE}", *given])
