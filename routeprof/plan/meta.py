@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from routeprof.errors import MissingExtraError, NoMoELayersError, UsageError
@@ -16,12 +18,13 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from routeprof.hooks.taps import FoundLayer
+    from routeprof.topology import Layer
 
 LENGTHS = (8, 16)
 SHARED = re.compile(r"shared_(experts?|mlp)|share_expert")
+ROUTER = re.compile(r"\b(gate|router)\.")
 EMBEDDING = re.compile(r"embed|wte|lm_head")
-ATTENTION = re.compile(r"attn|attention")
-STATE = re.compile(r"mamba|ssm|linear_attn|delta|conv")
+STATE = re.compile(r"Mixer$|MambaLayer$|GatedDelta|LightningAttention$|LinearAttention$|ShortConv$")
 NO_CACHE = "the cache of this family is not known: what is kept of a sequence is left out"
 ANY_WAYS = 1 << 30
 GUESSED = "{} is not a family that routeprof knows: parts are told by the names of its modules"
@@ -53,7 +56,7 @@ def model_on_meta(values: Mapping[str, Any], name: str) -> Model:
         vocab=_first(model, "vocab_size"),
         weights=tuple(_weights(model, layers)),
         kept=kept,
-        moes=tuple((layer.layer.index, _moe(model, layer, hidden)) for layer in layers),
+        moes=tuple((found.layer.index, _moe(found.layer, hidden)) for found in layers),
         notes=(GUESSED.format(family), *(() if kept is not None else (NO_CACHE,))),
     )
 
@@ -97,85 +100,143 @@ def _first(model: nn.Module, *names: str) -> int:
     return next((value for name in names if isinstance(value := getattr(text, name, 0), int)), 0)
 
 
-def _moe(model: nn.Module, found: FoundLayer, hidden: int) -> Moe:
-    layer = found.layer
-    width = _first(model, "moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")
-    return Moe(layer.experts - layer.zero_experts, layer.top_k, width or hidden)
+def _moe(layer: Layer, hidden: int) -> Moe:
+    """Its experts; their width is not needed where activations are not computed."""
+    return Moe(layer.experts - layer.zero_experts, layer.top_k, hidden)
 
 
 def _weights(model: nn.Module, layers: list[FoundLayer]) -> Iterator[Weight]:
-    blocks = {found.layer.name: found.layer for found in layers}
+    """Parameters one by one, except that a layer's routed experts are added up."""
+    blocks = {found.layer.name + ".": found.layer for found in layers}
+    mixers = {
+        path + ".": part for path, module in model.named_modules() if (part := _mixer(module))
+    }
+    routed: dict[Layer, int] = {}
     for name, tensor in model.named_parameters():
-        block = next((one for path, one in blocks.items() if name.startswith(path + ".")), None)
-        matrix = tensor.ndim >= 2
-        if block and "experts" in name and not SHARED.search(name):
-            experts = block.experts - block.zero_experts
-            stacked = tensor.ndim >= 2 and tensor.shape[0] == experts
-            if stacked and tensor.ndim == 3:
-                yield Weight(
-                    "routed_experts",
-                    tensor.numel(),
-                    ANY_WAYS,
-                    layer=block.index,
-                    experts=experts,
-                    top_k=block.top_k,
-                )
-                continue
-        yield Weight(
-            _part(name, block is not None), tensor.numel(), ANY_WAYS if matrix else 1, matrix
-        )
+        block = next((layer for path, layer in blocks.items() if name.startswith(path)), None)
+        if block and _is_routed(name, tensor, block):
+            routed[block] = routed.get(block, 0) + tensor.numel()
+            continue
+        matrix = tensor.ndim >= 2 and not ROUTER.search(name)
+        part = _part(name, bool(layers), mixers)
+        yield Weight(part, tensor.numel(), ANY_WAYS if matrix else 1, matrix)
+    for layer, numbers in routed.items():
+        experts = layer.experts - layer.zero_experts
+        yield Weight("routed_experts", numbers, ANY_WAYS, True, layer.index, experts, layer.top_k)
 
 
-def _part(name: str, in_block: bool) -> Part:
-    if EMBEDDING.search(name):
-        return "embeddings"
-    if in_block and SHARED.search(name):
-        return "shared_experts"
+def _is_routed(name: str, tensor: Tensor, layer: Layer) -> bool:
+    """Whether a MoE block's parameter is of its experts: by its path, or stacked by expert."""
+    if SHARED.search(name) or ROUTER.search(name):
+        return False
+    stacked = tensor.ndim == 3 and tensor.shape[0] == layer.experts - layer.zero_experts
+    return stacked or "experts." in name.removeprefix(layer.name)
+
+
+def _mixer(module: nn.Module) -> Part | None:
+    name = type(module).__name__
     if STATE.search(name):
         return "state"
-    return "attention" if ATTENTION.search(name) else "other"
+    return "attention" if name.endswith(("Attention", "MLA")) else None
+
+
+def _part(name: str, has_experts: bool, mixers: Mapping[str, Part]) -> Part:
+    owner = next((part for path, part in mixers.items() if name.startswith(path)), None)
+    if owner:
+        return owner
+    if EMBEDDING.search(name):
+        return "embeddings"
+    return "shared_experts" if has_experts and SHARED.search(name) else "other"
+
+
+# -- what is kept of a sequence
 
 
 def _kept(model: nn.Module) -> tuple[Kept, ...] | None:
-    """What a pass of two lengths leaves behind; None where the pass or its cache is not plain."""
-    import torch
-
-    found = []
+    """What passes of two lengths leave behind; None where one fails or the cache is not plain."""
     try:
-        for length in LENGTHS:
-            with torch.inference_mode():
-                ids = torch.zeros((1, length), dtype=torch.long, device="meta")
-                cache = model(input_ids=ids, use_cache=True).past_key_values
-            found.append(_layers_of(cache))
-    except Exception:  # whatever the model does that fake tensors cannot
+        short, long = (_layers_of(_cache(model, length)) for length in LENGTHS)
+    except Exception:  # whatever the model does that tensors without values cannot
         return None
-    short, long = found
     if not short or len(short) != len(long):
         return None
-    kept = []
+    kept: list[Kept] = []
     for at, (one, two) in enumerate(zip(short, long, strict=True)):
-        tokens = (two[0] - one[0]) // (LENGTHS[1] - LENGTHS[0])
-        if tokens * LENGTHS[0] != one[0] or one[1] != two[1]:
+        if one.tensors.keys() != two.tensors.keys():
             return None
-        kept.append(Kept("kv", tokens, max(one[2], 1), one[3], at))
-        kept.append(Kept("recurrent", one[1], 1, layer=at))
-    return tuple(one for one in kept if one.numbers) or None
+        for name, numbers in one.tensors.items():
+            found = _growth(name, numbers, two.tensors[name], two, at)
+            if found is None:
+                return None
+            kept.append(found)
+    return tuple(kept) or None
 
 
-def _layers_of(cache: Any) -> list[tuple[int, int, int, int | None]]:
-    """For each layer: numbers of keys and values, of anything else, key heads, and the window."""
+def _growth(name: str, short: int, long: int, layer: _CacheLayer, at: int) -> Kept | None:
+    """A tensor that stays the same, or one that grows with each token."""
+    if short == long:
+        return Kept("plain" if name.startswith("conv") else "recurrent", long, 1, layer=at)
+    token = short // LENGTHS[0]
+    if token * LENGTHS[0] != short or token * LENGTHS[1] != long:
+        return None
+    return Kept("kv", token, layer.heads, layer.window, at)
+
+
+def _cache(model: nn.Module, length: int) -> Any:
+    import torch
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with _idle_experts(model), torch.inference_mode():
+            ids = torch.zeros((1, length), dtype=torch.long, device="meta")
+            return model(input_ids=ids, use_cache=True).past_key_values
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+@contextmanager
+def _idle_experts(model: nn.Module) -> Iterator[None]:
+    """Without what experts do, which needs to know how many tokens each got."""
+    import torch
+
+    from routeprof.hooks.taps import takes_ids
+
+    def forward(hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+        return torch.empty_like(hidden_states)
+
+    idle = [module for module in model.modules() if takes_ids(module)]
+    for module in idle:
+        module.forward = forward
+    try:
+        yield
+    finally:
+        for module in idle:
+            del module.forward
+
+
+@dataclass(frozen=True)
+class _CacheLayer:
+    tensors: dict[str, int]
+    heads: int
+    window: int | None
+
+
+def _layers_of(cache: Any) -> list[_CacheLayer]:
+    """Numbers of each tensor of each layer, with its key heads and its window."""
+    if isinstance(getattr(cache, "linear_cache", None), list):
+        raise ValueError("a cache with a part of its own")
     rows = []
     for layer in cache.layers:
-        kv = fixed = heads = 0
-        for name, value in vars(layer).items():
-            for tensor in _tensors(value):
-                if name in ("keys", "values"):
-                    kv += tensor.numel()
-                    heads = int(tensor.shape[1])
-                else:
-                    fixed += tensor.numel()
-        window = getattr(layer, "sliding_window", None)
-        rows.append((kv, fixed, heads, window if isinstance(window, int) else None))
+        sizes = {
+            name: count
+            for name, value in vars(layer).items()
+            if (count := sum(tensor.numel() for tensor in _tensors(value)))
+        }
+        keys, window = getattr(layer, "keys", None), getattr(layer, "sliding_window", None)
+        heads = 1 if keys is None or keys.ndim != 4 else int(keys.shape[1])
+        rows.append(_CacheLayer(sizes, heads, window if isinstance(window, int) else None))
     return rows
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from routeprof.plan.cache import Kept, kept
 from routeprof.plan.config import READERS, family_of, read_config, shape_of, text_part
-from routeprof.plan.parameters import Weight, weights
+from routeprof.plan.parameters import Weight, active, weights
 from routeprof.plan.shape import Moe, Shape
 
 
@@ -39,6 +39,12 @@ class Model:
     def experts(self) -> int:
         """Routed experts of the layer that has the fewest; 1 for a dense model."""
         return min((moe.experts for _, moe in self.moes), default=1)
+
+    @property
+    def active(self) -> int | None:
+        """Numbers that one token meets; None where a layer's experts were not told apart."""
+        routed = {weight.layer for weight in self.weights if weight.experts}
+        return active(self.weights) if all(at in routed for at, _ in self.moes) else None
 
 
 def load_model(source: str) -> Model:

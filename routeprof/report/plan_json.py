@@ -6,7 +6,7 @@ from dataclasses import asdict
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from routeprof.plan.parameters import active, by_part, total
+from routeprof.plan.parameters import by_part, total
 
 if TYPE_CHECKING:
     from routeprof.plan.memory import Plan, Split
@@ -19,7 +19,7 @@ def plan_json(made: Plan) -> dict[str, Any]:
         "model": model.name,
         "family": model.family,
         "parameters": total(model.weights),
-        "active_parameters": active(model.weights),
+        "active_parameters": model.active,
         "parameters_by_part": by_part(model.weights),
         "weights_bytes": _number(made.weights_bytes),
         "weights_bytes_by_part": {part: _number(size) for part, size in made.weights.items()},

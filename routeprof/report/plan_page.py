@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from math import isnan
 from typing import TYPE_CHECKING
 
-from routeprof.plan.parameters import Part, active, by_part, total
+from routeprof.plan.parameters import Part, by_part, total
 from routeprof.plan.precision import FORMATS
 from routeprof.report.summary import NONE, Column, plain, share, size
 
@@ -40,9 +40,10 @@ def facts(made: Plan) -> Iterator[tuple[str, str]]:
     """What stands above the table: names and values."""
     model, setting = made.model, made.setting
     yield "model", f"{plain(model.name)} ({plain(model.family)}), {layers_text(made)}"
+    active = NONE if model.active is None else billions(model.active)
     yield (
         "parameters",
-        f"{billions(total(model.weights))}, {billions(active(model.weights))} active",
+        f"{billions(total(model.weights))}, {active} active",
     )
     decimal = made.weights_bytes / 1e9
     yield "weights", f"{size(made.weights_bytes)} ({decimal:,.0f} GB), {dtypes(made)}"
@@ -58,8 +59,8 @@ def facts(made: Plan) -> Iterator[tuple[str, str]]:
     yield (
         "held back",
         (
-            f"{share(setting.reserve)}, or {size(setting.runtime + setting.graphs)} for runtime and "
-            f"CUDA graphs with what {setting.step_tokens:,} tokens need, if that is more"
+            f"{share(setting.reserve)}, or {size(setting.runtime + setting.graphs)} for runtime, "
+            f"CUDA graphs and what {setting.step_tokens:,} tokens need, if that is more"
         ),
     )
     yield "loads", loads_text(made)
