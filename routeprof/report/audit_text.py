@@ -84,18 +84,19 @@ def _layers(rows: pd.DataFrame) -> Table:
     table = plain_table()
     table.add_column("layer", justify="right", no_wrap=True)
     table.add_column("matrix", no_wrap=True)
-    for heading in ("max", "max ÷\nmedian", "max ÷\nrms"):
+    for heading in ("max ÷\nmedian", "max ÷\nrms"):
         table.add_column(heading, justify="right", no_wrap=True)
     for scheme in SHOWN:
-        table.add_column(scheme.replace("-", "\n"), justify="right", no_wrap=True)
+        table.add_column(
+            scheme.replace("-", "\n").removesuffix("\ngroup"), justify="right", no_wrap=True
+        )
     for row in rows.to_dict("records"):
         table.add_row(
             _layer(row),
             plain(row["matrix"]),
-            _number(row["abs_max"]),
             _number(row["max_ratio"]),
             _number(row["outlier_ratio"]),
-            *(percent(row[f"error_{scheme.replace('-', '_')}"]) for scheme in SHOWN),
+            *(_error(row[f"error_{scheme.replace('-', '_')}"]) for scheme in SHOWN),
         )
     return table
 
@@ -135,3 +136,7 @@ def _number(value: float) -> str:
 
 def _layer(row: dict[Any, Any]) -> str:
     return str(row["layer"]) if row["layer"] >= 0 else NONE
+
+
+def _error(value: float) -> str:
+    return NONE if pd.isna(value) else f"{value * 100:.2g}%"

@@ -95,12 +95,12 @@ def _shards(source: Path) -> Iterator[tuple[Path, set[str]]]:
         names = json.loads((source / INDEX).read_text(encoding="utf-8"))["weight_map"]
         by_file: dict[str, set[str]] = {}
         for tensor, file in names.items():
-            by_file.setdefault(file, set()).add(tensor)
+            by_file.setdefault(os.fspath(file), set()).add(tensor)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UsageError(f"{source / INDEX} is no index of shards; download it again") from None
     for file, wanted in sorted(by_file.items()):
         # An index could otherwise point at any file on this machine.
-        if not file or Path(file).name != file or "\0" in file:
+        if file in ("", "..") or Path(file).name != file or "\0" in file:
             raise UsageError(f"{source / INDEX} names a file outside of it; download it again")
         if not (source / file).is_file():
             raise UsageError(f"shard {file} is missing in {source}; download it again")

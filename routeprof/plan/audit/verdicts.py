@@ -23,8 +23,8 @@ Maxima of normally distributed weights of one size differ by a few tens of per c
 NEAR_ZERO = 1e-3
 """Below this part of the median expert's maximum an expert is as good as switched off."""
 
-WORSE = 1.1
-"""An error by so much above the best attainable counts as harm."""
+WORSE = 1.25
+"""An error by so much above the best counts as harm; in small matrices chance makes 1.1 of it."""
 
 VANISHED = 0.01
 """So does this share of elements that become zero."""
@@ -82,7 +82,7 @@ def _of_matrix(matrix: MatrixAudit, max_ratio: float) -> list[Verdict]:
         ratio = matrix.largest / median(matrix)
     near_zero = ratio < NEAR_ZERO
     outlier = ratio > max_ratio
-    vanishing = _harmed(matrix, "fp8-tensor") & ~_harmed(matrix, "fp8-expert") & ~near_zero
+    vanishing = _vanish(matrix) & ~near_zero
     found = [
         _not_finite(matrix),
         _outliers(matrix, ratio, outlier, int(vanishing.sum())),
@@ -92,14 +92,19 @@ def _of_matrix(matrix: MatrixAudit, max_ratio: float) -> list[Verdict]:
     return [one for one in found if one is not None]
 
 
+def _vanish(matrix: MatrixAudit) -> NDArray[np.bool_]:
+    """Experts that the scale of the largest harms, and their own would not."""
+    shared, own = SCHEMES.index("fp8-tensor"), SCHEMES.index("fp8-expert")
+    harmed: NDArray[np.bool_] = matrix.error[shared] > WORSE * matrix.error[own]
+    return harmed | (matrix.underflow[shared] > matrix.underflow[own] + VANISHED)
+
+
 def _harmed(matrix: MatrixAudit, scheme: str) -> NDArray[np.bool_]:
-    """Experts whose error or underflow a scheme makes clearly worse than the best FP8 scheme."""
+    """Experts whose error a scheme makes clearly worse than the best of OWN, or which vanish."""
     place = SCHEMES.index(scheme)
     best = np.min([matrix.of(name) for name in OWN], axis=0)
-    harmed: NDArray[np.bool_] = (matrix.error[place] > WORSE * best) | (
-        matrix.underflow[place] > VANISHED
-    )
-    return harmed
+    harmed: NDArray[np.bool_] = matrix.error[place] > WORSE * best
+    return harmed | (matrix.underflow[place] > VANISHED)
 
 
 def cure_of(matrix: MatrixAudit, experts: Sequence[int]) -> str:
