@@ -97,6 +97,7 @@ def test_figures_table_and_cards_are_the_predictions(
     np.testing.assert_allclose(ends / 1e3, [row.total_ms for row in made.rows[:12]], rtol=1e-5)
     assert (np.diff(ends) >= -1e-6).all()
     assert filled.figure.layout.xaxis.title.text == "µs of a step"
+    assert filled.figure.layout.yaxis.autorange == "reversed"  # the quickest on top
     cards = {card.name: card for card in content.cards}
     best, slowest = made.rows[0], made.rows[-1]
     assert cards["layout_quickest"].value == str(best.layout)
