@@ -62,11 +62,12 @@ def test_mixtral_takes_two_gpus_of_80_gb() -> None:
     assert not best("mixtral-8x7b", gpus=1, memory=80 * 10**9).fits
 
 
-def test_gpt_oss_120b_fits_one_gpu_with_its_experts_in_mxfp4() -> None:
-    """OpenAI's model card: 60.8 GiB, so that it fits a single GPU of 80 GB."""
+@pytest.mark.parametrize(("name", "gib"), [("gpt-oss-120b", 60.8), ("gpt-oss-20b", 12.8)])
+def test_checkpoint_sizes_of_gpt_oss_come_out(name: str, gib: float) -> None:
+    """Table 1 of the model card, arXiv:2508.10925; the larger fits a single GPU of 80 GB."""
     told = precision("bf16", experts="mxfp4")
-    row = best("gpt-oss-120b", gpus=1, memory=80 * 10**9, precision=told, reserve=0.05)
-    assert row.weights_bytes / GIB == pytest.approx(60.8, rel=0.01)
+    row = best(name, gpus=1, memory=80 * 10**9, precision=told, reserve=0.05)
+    assert row.weights_bytes / GIB == pytest.approx(gib, rel=0.01)
     assert row.fits
 
 
