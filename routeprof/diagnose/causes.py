@@ -36,7 +36,8 @@ class LayerSkew:
         tag: the worst one; ``worst`` its imbalance, ``least`` that of the best.
         mixed: imbalance of all tags mixed evenly.
         divergence: of the worst tag from the others, in bits, in the phase with most stretches.
-        noise: what chance stays below there; NaN where there are too few stretches.
+        noise: what chance stays below there; NaN where there are too few stretches. Both are NaN
+            for a layer that is not skewed.
     """
 
     layer: int
@@ -69,15 +70,16 @@ def skew_by_tag(question: Question) -> list[LayerSkew]:
             continue
         ratios = {tag: float(balance.imbalance_ratio(own)) for tag, own in loads.items()}
         tag = max(ratios, key=lambda one: ratios[one])
-        mix = shares(np.stack(list(loads.values()))).mean(axis=0)
+        mixed = float(shares(np.stack(list(loads.values()))).mean(axis=0).max() * layer.experts)
+        skewed = max(ratios[tag], mixed) > question.limits.hot_imbalance
         found.append(
             LayerSkew(
                 layer.index,
                 tag,
                 ratios[tag],
                 min(ratios.values()),
-                float(mix.max() * len(mix)),
-                *_distance(question, layer.index, tag),
+                mixed,
+                *(_distance(question, layer.index, tag) if skewed else (nan, nan)),
             )
         )
     return found

@@ -105,7 +105,7 @@ def _finding(
             f"needs {FEWEST_STRETCHES} steps or windows of a phase and tag, with tokens enough, on "
             "both sides: record longer"
         )
-    shifts = [one for one in _shifts(known) if one.divergence > question.limits.drift]
+    shifts = list(_shifts(known, question.limits.drift))
     if not shifts:
         return []
     worst = max(shifts, key=lambda one: one.divergence)
@@ -135,12 +135,14 @@ def _enough(question: Question, pair: tuple[FloatArray, FloatArray]) -> bool:
     return bool(min(side.sum(axis=0).mean() for side in pair) >= question.limits.min_load)
 
 
-def _shifts(pairs: Pairs) -> Iterator[Shift]:
-    """Comparisons above noise."""
+def _shifts(pairs: Pairs, limit: float) -> Iterator[Shift]:
+    """Comparisons above the limit, and above noise."""
     quantile = 1 - LEVEL / len(pairs)
     resamples = min(ceil(10 / (1 - quantile)), MOST_RESAMPLES)
     for (key, layer), (before, after) in pairs.items():
         divergence = float(jensen_shannon(before.sum(axis=0), after.sum(axis=0)))
+        if divergence <= limit:
+            continue
         noise = bootstrap_noise(
             np.concatenate((before, after)),
             quantile=quantile,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,8 +13,6 @@ from routeprof.recording.reader import column, read_part
 from routeprof.token_parts import of_rank
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from routeprof.profile import Profile
 
 MOST_STRETCHES = 32
@@ -50,19 +48,22 @@ def _of_steps(profile: Profile) -> Stretches:
 def _of_windows(profile: Profile) -> Stretches:
     windows, found = profile.totals.windows, Stretches()
     codes = of_rank(windows.rank, windows.window)
+    known: dict[Key, tuple[IntArray, IntArray]] = {}
     for number, key in enumerate(profile.totals.keys):
         own = windows.key == number
         code, first = np.unique(codes[own], return_index=True)
         if not len(code):
             continue
         places = _places(windows.start[own][first])
+        known[key] = code, places
         shape = int(places.max()) + 1
         for layer in profile.layer_indices:
             found[key, layer] = np.zeros((shape, profile.layer(layer).experts))
-        for layer, window, counts in _rows(profile, key):
-            place = np.minimum(np.searchsorted(code, window), len(code) - 1)
-            known = code[place] == window
-            np.add.at(found[key, layer], places[place[known]], counts[known])
+    for key, layer, window, counts in _rows(profile, tuple(known)):
+        code, places = known[key]
+        place = np.minimum(np.searchsorted(code, window), len(code) - 1)
+        there = code[place] == window
+        np.add.at(found[key, layer], places[place[there]], counts[there])
     return found
 
 
@@ -72,8 +73,8 @@ def _places(time: FloatArray) -> IntArray:
     return np.asarray(order * min(len(time), MOST_STRETCHES) // max(len(time), 1))
 
 
-def _rows(profile: Profile, key: Key) -> Iterator[tuple[int, IntArray, IntArray]]:
-    """For each part and layer: its index, windows by ``of_rank``, and loads ``[rows, experts]``."""
+def _rows(profile: Profile, keys: Sequence[Key]) -> Iterator[tuple[Key, int, IntArray, IntArray]]:
+    """Of each part: key, layer's index, windows by ``of_rank``, and loads ``[rows, experts]``."""
     seen = np.zeros(0, dtype=np.int64)
     for part in profile.files.parts("part") if profile.files else ():
         table = read_part(part, profile.info, ("window", "layer", "phase", "tag", "counts"))
@@ -84,16 +85,14 @@ def _rows(profile: Profile, key: Key) -> Iterator[tuple[int, IntArray, IntArray]
         if np.isin(window, seen).any():  # a copy of another part
             continue
         seen = np.union1d(seen, window)
-        mine = _is(table, "phase", key[0]) & _is(table, "tag", key[1])
-        mine &= column(table, "counts").is_valid().to_numpy(zero_copy_only=False)
-        indices = column(table, "layer").to_numpy()
-        for layer in profile.layer_indices:
-            rows = np.flatnonzero(mine & (indices == layer))
-            lists = column(table, "counts").take(rows).flatten().to_numpy()
-            if len(rows):
-                yield layer, window[rows], lists.reshape(len(rows), -1)
-
-
-def _is(table: pa.Table, name: str, value: str | None) -> IntArray:
-    found = column(table, name).to_pylist()
-    return np.array([own == value for own in found], dtype=bool)
+        counts, indices = column(table, "counts"), column(table, "layer").to_numpy()
+        there = counts.is_valid().to_numpy(zero_copy_only=False)
+        phase, tag = (
+            np.array(column(table, name).to_pylist(), object) for name in ("phase", "tag")
+        )
+        for key in keys:
+            mine = there & (phase == key[0]) & (tag == key[1])
+            for layer in np.unique(indices[mine]).tolist():
+                rows = np.flatnonzero(mine & (indices == layer))
+                lists = counts.take(rows).flatten().to_numpy()
+                yield key, layer, window[rows], lists.reshape(len(rows), -1)

@@ -1,0 +1,135 @@
+"""``routeprof diagnose`` and ``routeprof check`` as a user has them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from routeprof.sample_data import RECORDINGS_DIR
+from tests.commands.conftest import Cli
+from tests.commands.test_bad_input import one_line
+from tests.diagnose.made import EXPERTS, halves, one_hot, record, steady
+
+COLLAPSED, HEALTHY = RECORDINGS_DIR / "collapsed", RECORDINGS_DIR / "healthy"
+
+
+@pytest.fixture(scope="module")
+def even(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("even") / "run", steady(np.ones(EXPERTS)))
+
+
+def test_diagnose_says_what_why_and_what_it_would_bring(cli: Cli):
+    done = cli("diagnose", COLLAPSED, "--gpus", 8)
+    assert done.returncode == 0, done.stderr
+    text = " ".join(done.stdout.split())
+    assert "warning: [model-skew] every tag is skewed" in text
+    assert "1.03 with 24 slots instead of 2.37" in text
+    assert "not judged" in text
+    assert "drift-since needs another recording: pass --since" in text
+
+
+def test_diagnose_as_json(cli: Cli):
+    data = json.loads(cli("diagnose", HEALTHY, "--json").stdout)
+    (narrow,) = [one for one in data["findings"] if one["code"] == "narrow-input"]
+    assert narrow["layers"] == [0, 1, 2, 3]
+    assert narrow["figures"]["tag"] == "chinese"
+    assert narrow["figures"]["noise"] is None  # too few windows to say
+    assert narrow["gain"].startswith("mixed evenly")
+    assert data["thresholds"]["hot_imbalance"] == 3
+    assert set(data["unjudged"]) >= {"rank-imbalance", "drift-since"}
+
+
+def test_diagnose_a_selection(cli: Cli):
+    data = json.loads(
+        cli("diagnose", HEALTHY, "--tag", "json", "--phase", "decode", "--json").stdout
+    )
+    assert (data["phase"], data["tag"]) == ("decode", "json")
+    codes = [one["code"] for one in data["findings"]]
+    assert "hot-experts" in codes
+    assert "narrow-input" not in codes
+
+
+def test_diagnose_what_changed_since(cli: Cli, even: Path, tmp_path: Path):
+    now = record(tmp_path / "now", steady(halves(1.7)))
+    data = json.loads(cli("diagnose", now, "--since", even, "--json").stdout)
+    assert "drift-since" in [one["code"] for one in data["findings"]]
+    data = json.loads(cli("diagnose", even, "--since", even, "--json").stdout)
+    assert "drift-since" not in [one["code"] for one in data["findings"]]
+    assert "drift-since" not in data["unjudged"]
+
+
+# -- check
+
+
+def test_check_passes(cli: Cli, even: Path):
+    done = cli("check", even, "--max-imbalance", 3, "--max-overflow", 0.01)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("passed")
+    data = json.loads(cli("check", even, "--json").stdout)
+    assert (data["passed"], data["failed"]) == (True, [])
+
+
+def test_check_fails_with_a_line_for_each_finding(cli: Cli, tmp_path: Path):
+    run = record(tmp_path / "run", steady(one_hot(2.5)))
+    assert cli("check", run, "--max-imbalance", 2.6).returncode == 0
+    done = cli("check", run, "--max-imbalance", 2.4, "--max-overflow", 0.01)
+    assert (done.returncode, done.stderr) == (1, "")
+    first, second = done.stdout.splitlines()
+    assert first.startswith("warning: hot-experts: in layer 1 expert 0 gets 2.50 times")
+    assert second.startswith("warning: overflow: a capacity factor of 1.25 would drop 7.81%")
+    done = cli("check", run, "--max-imbalance", 2.4, "--json")
+    assert done.returncode == 1
+    data = json.loads(done.stdout)
+    assert (data["passed"], data["failed"]) == (False, ["hot-experts"])
+
+
+def test_check_by_a_file_that_options_overrule(cli: Cli, tmp_path: Path):
+    run = record(tmp_path / "run", steady(one_hot(2.5)))
+    (tmp_path / "routeprof.toml").write_text("[thresholds]\nhot_imbalance = 2.4\n")
+    assert cli("check", run, "--config", "routeprof.toml").returncode == 1
+    done = cli("check", run, "--config", "routeprof.toml", "--max-imbalance", 3)
+    assert done.returncode == 0
+
+
+def test_check_fails_on_the_severity_that_is_asked_for(cli: Cli, tmp_path: Path):
+    run = record(tmp_path / "run", steady(one_hot(3.5)))
+    assert cli("check", run, "--fail-on", "error").returncode == 0
+    assert cli("check", run, "--fail-on", "warning").returncode == 1
+    done = cli("check", run, "--fail-on", "info", "--max-imbalance", 9)
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["info"] * 2
+
+
+def test_check_fails_where_capture_is_not_complete(cli: Cli, even: Path, tmp_path: Path):
+    copy = Path(shutil.copytree(even, tmp_path / "copy"))
+    (copy / "rank-00000" / "part-000000.parquet").unlink()
+    done = cli("check", copy)
+    assert done.returncode == 1
+    assert "error: missing-parts" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("--max-imbalance", "0.5"), "pass a number of 1 or more"),
+        (("--max-imbalance", "much"), "routeprof check --help"),
+        (("--max-overflow", "2"), "from 0 to 1"),
+        (("--fail-on", "never"), "'never'"),
+        (("--config", "nowhere.toml"), "cannot read nowhere.toml"),
+        (("--phase", "prefill"), "phase 'prefill' does not occur"),
+        (("--since", "nowhere"), "nowhere does not exist"),
+        # What cannot be judged must not pass.
+        (("--max-rank-imbalance", "1.2"), "--max-rank-imbalance cannot be judged"),
+        (("--max-rank-imbalance", "1.2", "--gpus", "17"), "no layer has experts"),
+        (("--since", str(COLLAPSED)), "--since cannot be judged"),
+    ],
+)
+def test_check_refuses(cli: Cli, even: Path, arguments: tuple[str, ...], part: str):
+    assert part in one_line(cli("check", even, *arguments))
+
+
+def test_diagnose_refuses_a_gpu_that_is_not_known(cli: Cli, even: Path):
+    assert "h9000" in one_line(cli("diagnose", even, "--gpu", "h9000"))
