@@ -86,7 +86,8 @@ def layer_runs(
 def _run(profile: Profile, layer: Layer, every: int) -> LayerRun:
     table = profile.step_counts()
     mine = np.flatnonzero(table.layer == layer.index)
-    mine = mine[np.argsort(table.time[mine], kind="stable")][::every]
+    mine = mine[np.argsort(table.time[mine], kind="stable")]
+    mine = mine[_one_in(every, table.tokens[mine])]
     counts, tokens = table.counts[mine, : placed(layer)], table.tokens[mine]
     if not profile.has("tokens"):
         return LayerRun(layer, counts, tokens)
@@ -107,6 +108,16 @@ def _run(profile: Profile, layer: Layer, every: int) -> LayerRun:
         known.ids[own],
         _numbered(known.rank[own], known.request[own]),
     )
+
+
+def _one_in(every: int, tokens: IntArray) -> IntArray:
+    """Which steps stand for all: ascending, one in so many of every size.
+
+    Not each so-manieth in time: where answers are as long, that is every prefill or none.
+    """
+    number = -(-len(tokens) // every)
+    places = (np.arange(number) + 0.5) * (len(tokens) / max(number, 1))
+    return np.sort(np.argsort(tokens, kind="stable")[places.astype(np.int64)])
 
 
 def _numbered(rank: IntArray, request: IntArray) -> IntArray:
