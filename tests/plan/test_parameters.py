@@ -40,6 +40,14 @@ PUBLISHED = {
     # Model card of Kimi K2: "32 billion activated parameters and 1 trillion total".
     "kimi-k2": (1000, 32),
     "llama-3.1-405b": (405, 405),
+    # Muennighoff et al. 2024, OLMoE: 6.9 and 1.3 billion.
+    "olmoe-1b-7b": (6.9, 1.3),
+    # Lieber et al. 2024, Jamba: 52 and 12 billion.
+    "jamba-v0.1": (52, 12),
+    # Blog of Qwen1.5-MoE: 14.3 and 2.7 billion.
+    "qwen1.5-moe-a2.7b": (14.3, 2.7),
+    # MiniMax-01, arXiv:2501.08313: 456 and 45.9 billion, which leaves out the embeddings.
+    "minimax-text-01": (456, 45.9 + 2.46),
 }
 
 
