@@ -57,7 +57,9 @@ def _column(name: str) -> dict[str, Any]:
         "headerTooltip": meaning.text,
         "valueFormatter": {"function": known},
     }
-    if meaning.kind != "text":
+    if meaning.kind == "text":
+        column["minWidth"] = 140
+    else:
         column["type"] = "rightAligned"
     return column
 
