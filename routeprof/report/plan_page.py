@@ -45,8 +45,8 @@ def facts(made: Plan) -> Iterator[tuple[str, str]]:
         "parameters",
         f"{billions(total(model.weights))}, {active} active",
     )
-    decimal = made.weights_bytes / 1e9
-    yield "weights", f"{size(made.weights_bytes)} ({decimal:,.0f} GB), {dtypes(made)}"
+    decimal = f" ({made.weights_bytes / 1e9:,.0f} GB)" if made.weights_bytes >= 1e9 else ""
+    yield "weights", f"{size(made.weights_bytes)}{decimal}, {dtypes(made)}"
     if made.cache is None:
         yield "a sequence", f"cache of {setting.length:,} tokens: not known"
     else:
@@ -103,7 +103,12 @@ def loads_text(made: Plan) -> str:
         return "experts are taken to be loaded evenly; --recording takes them as measured"
     ranks = max(row.layout.ep for row in made.splits)
     worst = max(made.measured.fullest(ranks))
-    return f"as recorded: the fullest of {ranks} ranks gets up to {worst:.2f} x the mean"
+    text = f"as recorded: the fullest of {ranks} ranks gets up to {worst:.2f} x the mean"
+    precision = made.setting.precision
+    if not precision.hot:
+        return text
+    hot = made.measured.hot_share(precision.hot_experts)
+    return f"{text}; the hot experts get {share(hot)} of the assignments"
 
 
 def formats_text(made: Plan) -> list[str]:

@@ -103,6 +103,18 @@ def test_windows_keep_no_more_than_they_see(family: str, batch: int) -> None:
         assert kv == real + (next_token if length >= WINDOW else 0)
 
 
+@pytest.mark.parametrize("family", ["qwen2_moe", "gpt_oss", "llama4_text"])
+def test_the_layers_that_slide_are_those_of_transformers(family: str) -> None:
+    values = tiny_values(family, WINDOWS[family] | {"num_hidden_layers": 7})
+    if family == "qwen2_moe":
+        values["max_window_layers"] = 4
+    types = made(values).layer_types
+    slides = [one.window is not None for one in kept(shape_of(values))]
+    assert slides == [kind != "full_attention" for kind in types]
+    assert True in slides
+    assert False in slides
+
+
 def known_shape(name: str) -> Shape:
     values = known_config(name)
     assert values is not None
