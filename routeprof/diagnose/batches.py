@@ -1,4 +1,4 @@
-"""How large a decode batch would have to be for expert GEMMs that fill a tile."""
+"""What other batches would bring: larger ones for expert GEMMs, mixed ones for skew."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from math import ceil
 import numpy as np
 
 from routeprof.diagnose.question import Question
+from routeprof.errors import UsageError
 from routeprof.metrics._arrays import FloatArray, ratio
 from routeprof.metrics.gemm import TILE_TOKENS
 from routeprof.tables import moe_layers
 
 MOST = 4096
 """Times the batch that are tried."""
+
+MIXED = 16
+"""Requests in a batch of a mix that is tried."""
 
 
 def batch_gain(question: Question) -> str:
@@ -68,3 +72,27 @@ def _tokens(question: Question) -> float:
     decode = [number for number, key in enumerate(totals.keys) if key[0] == "decode"]
     steps, tokens = (totals.sums[name][decode].sum(0) for name in ("steps", "tokens"))
     return float(ratio(tokens, steps)[np.argmax(steps)])
+
+
+def mixing_gain(question: Question) -> str:
+    """How much less decode would wait if batches were mixed at random (level tokens)."""
+    from routeprof.rank_loads import usual_ranks
+    from routeprof.whatif.batching import compare_batching
+
+    profile = question.profile
+    if not profile.has("tokens") or profile.phase is not None:
+        return ""
+    ranks = question.ranks or usual_ranks(profile)[0]
+    try:
+        made = compare_batching(profile, [MIXED], ranks=ranks)
+    except UsageError:
+        return ""
+    (mixed,) = [one for one in made.policies if one.policy == "random"]
+    if mixed.gains is None:
+        return ""
+    gain = mixed.gains["straggler_factor"]
+    sure = f" (95 % interval {gain.lower:.2f} to {gain.upper:.2f})" if gain.lower > 0 else ""
+    return (
+        f"decode in batches of {MIXED} mixed at random would wait {gain.value:.2f} times less for "
+        f"the slowest of {ranks} ranks{sure}"
+    )

@@ -1,8 +1,9 @@
 """Whose doing skew is: the input's, which mixing cures, or the model's, which it does not.
 
-Of each layer three figures are compared, all max ÷ mean load: that of each tag alone, that of all
-tags mixed evenly (the mean of their shares), and how far the worst tag's shares are from the
-others' beyond what chance makes of the same stretches of time.
+Max ÷ mean load of each tag alone is compared with that of all tags mixed evenly (the mean of their
+shares); where the mix is skewed too, whether most tags share its hottest expert. A difference
+counts where the worst tag's shares are farther from the others' than chance puts the same stretches
+of time.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class LayerSkew:
     Attributes:
         tag: the worst one; ``worst`` its imbalance, ``least`` that of the best.
         mixed: imbalance of all tags mixed evenly.
+        tags: how many there are; ``sharing`` those in which the mix's hottest expert, too, gets
+            more than the mean.
         divergence: of the worst tag from the others, in bits, in the phase with most stretches.
         noise: what chance stays below there; NaN where there are too few stretches. Both are NaN
             for a layer that is not skewed.
@@ -45,16 +48,19 @@ class LayerSkew:
     worst: float
     least: float
     mixed: float
+    tags: int
+    sharing: int
     divergence: float
     noise: float
 
     def cause(self, limits: Thresholds) -> Cause:
-        """The model where every tag is skewed and so is the mix, else the input."""
+        """The model where the mix is skewed, and most tags to the same expert; else the input."""
         hot = limits.hot_imbalance
         alike = self.divergence <= self.noise
         if max(self.worst, self.mixed) <= hot:
             return "none"
-        if self.mixed > hot and (self.least > hot or alike):
+        same = self.least > hot and 2 * self.sharing > self.tags
+        if self.mixed > hot and (same or alike):
             return "model"
         if not alike and self.worst >= limits.narrow_ratio * self.mixed:
             return "input"
@@ -70,15 +76,18 @@ def skew_by_tag(question: Question) -> list[LayerSkew]:
             continue
         ratios = {tag: float(balance.imbalance_ratio(own)) for tag, own in loads.items()}
         tag = max(ratios, key=lambda one: ratios[one])
-        mixed = float(shares(np.stack(list(loads.values()))).mean(axis=0).max() * layer.experts)
-        skewed = max(ratios[tag], mixed) > question.limits.hot_imbalance
+        over_mean = shares(np.stack(list(loads.values()))) * layer.experts
+        mix = over_mean.mean(axis=0)
+        skewed = max(ratios[tag], mix.max()) > question.limits.hot_imbalance
         found.append(
             LayerSkew(
                 layer.index,
                 tag,
                 ratios[tag],
                 min(ratios.values()),
-                mixed,
+                float(mix.max()),
+                len(loads),
+                int((over_mean[:, mix.argmax()] > 1).sum()),
                 *(_distance(question, layer.index, tag) if skewed else (nan, nan)),
             )
         )

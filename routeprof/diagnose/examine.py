@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from routeprof.diagnose.batches import batch_gain
+from routeprof.diagnose.batches import batch_gain, mixing_gain
 from routeprof.diagnose.captured import layers_and_parts
 from routeprof.diagnose.changes import drift_since, drift_within
 from routeprof.diagnose.finding import Finding, gravest_first
@@ -33,6 +33,7 @@ RULES: dict[str, Rule] = {
 GAINS: dict[str, Callable[[Question], str]] = {
     "overflow": overflow_gain,
     "rank-imbalance": placement_gain,
+    "narrow-input": mixing_gain,
     "model-skew": placement_gain,
     "hot-experts": placement_gain,
     "small-gemms": batch_gain,
@@ -67,5 +68,5 @@ def examine(question: Question, *, gains: bool = True) -> Answer:
 
 
 def _with_gain(finding: Finding, question: Question) -> Finding:
-    gain = GAINS.get(finding.code)
-    return replace(finding, gain=gain(question)) if gain else finding
+    gain = GAINS[finding.code](question) if finding.code in GAINS else ""
+    return replace(finding, gain="; ".join(filter(None, (finding.gain, gain))))

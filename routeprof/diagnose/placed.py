@@ -73,7 +73,7 @@ def placement_gain(question: Question) -> str:
     from routeprof.whatif.cluster import Cluster
     from routeprof.whatif.comparison import compare
 
-    ranks, said = question.ranks, []
+    ranks, found = question.ranks, []
     most = max((placed(layer) for _, layer in moe_layers(question.profile)), default=0)
     if ranks is None or ranks < 2 or most < ranks:
         return ""
@@ -84,12 +84,18 @@ def placement_gain(question: Question) -> str:
             made = compare(question.profile, Cluster.even(ranks, slots), effort="low")
         except UsageError:
             return ""
-        said.append(f"{_judged(made).means()['routeprof']:.2f} with {slots} slots")
+        found.append((_judged(made).means()["routeprof"], slots))
     if made is None:
         return ""
     on = "on later steps" if made.held_out else "on the loads that it was fitted on"
     before = _judged(made).means()["before"]
-    return f"the fullest rank would have {' or '.join(said)} instead of {before:.2f}, {on}"
+    said = " or ".join(f"{value:.2f} with {slots} slots" for value, slots in found)
+    if min(found)[0] >= before:
+        return (
+            f"no placement found helps: the fullest rank would have {said} instead of {before:.2f} "
+            f"times the mean, {on}"
+        )
+    return f"the fullest rank would have {said} instead of {before:.2f} times the mean, {on}"
 
 
 def _judged(made: Comparison) -> RankBalance:

@@ -48,8 +48,8 @@ def _model_skew(model: list[LayerSkew], narrow: list[LayerSkew], question: Quest
         "warning",
         f"every tag is skewed, and so is their mix: in layer {worst.layer} the hottest expert gets "
         f"{worst.least:.2f} to {worst.worst:.2f} times the mean by tag, {worst.mixed:.2f} with all "
-        f"tags mixed evenly; above {question.limits.hot_imbalance:g} in "
-        f"{layer_count(len(model))}{also}",
+        f"tags mixed evenly, whose hottest expert is above the mean in {worst.sharing} of "
+        f"{worst.tags} tags; {layer_count(len(model))} like that{also}",
         "the model's doing, which no mix of prompts cures: replicate hot experts "
         "(routeprof whatif placement), allow for it in capacity, or train with a balance loss",
         tuple(sorted(one.layer for one in (*model, *narrow))),
@@ -90,6 +90,8 @@ def _figures(one: LayerSkew) -> dict[str, float | str]:
         "imbalance_ratio_worst_tag": one.worst,
         "imbalance_ratio_best_tag": one.least,
         "imbalance_ratio_mixed": one.mixed,
+        "tags": one.tags,
+        "tags_sharing_hottest": one.sharing,
         "divergence": one.divergence,
         "noise": one.noise,
     }

@@ -9,7 +9,7 @@ import pytest
 
 import routeprof
 from routeprof.diagnose.batches import batch_gain
-from routeprof.diagnose.causes import skew_by_tag
+from routeprof.diagnose.causes import LayerSkew, skew_by_tag
 from routeprof.diagnose.examine import examine
 from routeprof.diagnose.finding import Finding
 from routeprof.diagnose.overflow import overflow_gain
@@ -142,6 +142,38 @@ def test_the_input_is_not_blamed_where_mixing_would_not_help(tmp_path: Path):
     assert code == "hot-experts"
 
 
+CAUSES = [
+    # worst, least, mixed, tags, sharing, divergence, noise
+    ((2.9, 2.0, 1.5, 2, 1, 0.3, 0.01), "none"),
+    ((4.0, 3.5, 3.4, 2, 2, 0.3, 0.01), "model"),
+    ((4.0, 2.5, 3.4, 2, 2, 0.01, 0.02), "model"),  # the best tag differs by chance
+    ((3.1, 2.8, 2.95, 2, 2, 0.01, 0.02), "unclear"),  # by chance above the limit
+    ((4.0, 2.5, 1.8, 2, 2, 0.01, 0.02), "unclear"),  # too little to say
+    ((4.0, 3.5, 2.1, 2, 1, 0.3, 0.01), "input"),
+    ((4.0, 3.5, 2.1, 2, 1, 0.3, float("nan")), "input"),
+    ((6.0, 6.0, 3.3, 2, 1, 0.3, 0.01), "input"),  # two kinds with a hot expert each
+    ((4.0, 2.5, 3.9, 2, 2, 0.3, 0.01), "unclear"),  # mixing would not help
+]
+
+
+@pytest.mark.parametrize(("figures", "cause"), CAUSES)
+def test_causes(figures: tuple, cause: str):
+    worst, least, mixed, tags, sharing, divergence, noise = figures
+    one = LayerSkew(0, "code", worst, least, mixed, tags, sharing, divergence, noise)
+    assert one.cause(DEFAULTS) == cause
+
+
+def test_very_narrow_input_is_one_finding(tmp_path: Path):
+    """Hot steps are not told of again where the cause of skew is known."""
+    steps = [
+        step
+        for number in range(8)
+        for step in steady(one_hot(9.0, 2 * number), 8, tag=f"kind {number}")
+    ]
+    answer = examine(Question(routeprof.load(record(tmp_path / "run", steps))))
+    assert {one.code for one in answer.findings if one.severity == "warning"} == {"narrow-input"}
+
+
 # -- gains
 
 
@@ -185,7 +217,16 @@ def test_what_a_placement_would_bring_is_what_whatif_says(tmp_path: Path):
         held_out = compare(profile, Cluster.even(4, slots), effort="low").held_out
         assert held_out is not None
         assert f"{held_out.means()['routeprof']:.2f} with {slots} slots" in text
-    assert f"instead of {held_out.means()['before']:.2f}, on later steps" in text
+    assert f"instead of {held_out.means()['before']:.2f} times the mean, on later steps" in text
+
+
+def test_a_placement_that_would_not_help_is_not_praised(tmp_path: Path):
+    """Cold experts come together beside the hottest, and are the hot ones later."""
+    first, second = np.full(EXPERTS, 1.7), np.full(EXPERTS, 1 / 3)
+    first[1], first[::4], second[::4] = 6.0, 0.1, 3.0
+    steps = drawn(6, first, 20, 128) + drawn(7, second, 20, 128)
+    profile = routeprof.load(record(tmp_path / "run", steps))
+    assert placement_gain(Question(profile, gpus=4)).startswith("no placement found helps")
 
 
 # -- nodes
