@@ -152,6 +152,9 @@ def test_the_language_model_is_read_out_of_a_larger_one() -> None:
     shape = shape_of(outer)
     assert shape.family == "llama4_text"
     assert VISION in shape.notes
+    del text["tie_word_embeddings"]
+    assert shape_of(outer | {"text_config": text, "tie_word_embeddings": True}).tied
+    assert not shape_of(outer | {"text_config": text}).tied
     assert total(weights(shape)) == sum(one.numel() for one in on_meta(made(text)).parameters())
 
 

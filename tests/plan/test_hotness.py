@@ -56,6 +56,10 @@ def test_hot_experts_are_counted_on_one_rank() -> None:
     assert LOADS.hot_slots(0.5, 2) == (1, 1)
     # Expert 0 is hot in both layers.
     assert LOADS.hot_slots(0.5, 4) == (1, 1)
+    # The last rank holds the hottest expert of both.
+    last = Measured((0, 1), (np.array([1, 1, 1, 9]), np.array([1, 1, 2, 9])))
+    assert last.hot_slots(0.25, 2) == (1, 1)
+    assert last.hot_slots(0.5, 2) == (1, 2)
     assert LOADS.hot_share(0.5) == (14 + 10) / 28
     assert LOADS.hot_share(1.0) == 1.0
 

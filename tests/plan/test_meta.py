@@ -76,6 +76,17 @@ def test_what_is_not_known_is_never_zero() -> None:
         assert row.fits is None
 
 
+def test_a_cache_that_does_not_grow_evenly_is_not_known() -> None:
+    values = tiny_values("mixtral", {"sliding_window": 12})
+    assert model_on_meta(values, "config.json").kept is None
+
+
+def test_experts_that_are_not_told_apart_have_no_active_numbers() -> None:
+    model = model_on_meta(other_values("doge"), "config.json")
+    assert model.moes
+    assert model.active is None
+
+
 def test_weights_that_do_not_fit_are_told_without_a_cache() -> None:
     model = model_on_meta(tiny_values("minimax"), "config.json")
     rows = plan(model, Setting(memory=1000, runtime=0, graphs=0), gpus=2).splits
