@@ -119,7 +119,8 @@ def hot_cold(question: Question, but: Collection[int]) -> list[Finding]:
             f"in layer {worst['layer']} expert {worst['hottest_expert']} gets "
             f"{worst['hot_cold_ratio_alive']:.1f} times what the coldest expert with tokens gets; "
             f"above {question.limits.hot_cold:g} : 1 in {layer_count(len(wide))}",
-            "no harm while max ÷ mean stays low; cold experts may take fewer bits or slower memory",
+            "no harm while max ÷ mean stays low; cold experts may do with fewer bits (routeprof "
+            "audit --recording)",
             tuple(int(index) for index in wide["layer"]),
             figures={"hot_cold_ratio_alive": float(worst["hot_cold_ratio_alive"])},
         )

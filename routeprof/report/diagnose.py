@@ -61,7 +61,8 @@ def _parts(answer: Answer, question: Question) -> Iterator[RenderableType]:
 def _finding(finding: Finding) -> Iterator[RenderableType]:
     head = Text(f"{finding.severity}: ", STYLES[finding.severity], end="")
     yield Text.assemble(head, f"[{finding.code}] ", plain(finding.evidence))
-    where = f"layers {layer_list(finding.layers)}" if finding.layers else ""
+    kind = "layer" if len(finding.layers) == 1 else "layers"
+    where = f"{kind} {layer_list(finding.layers)}" if finding.layers else ""
     where += f"{'; ' if where else ''}{finding.phase}" if finding.phase != "all" else ""
     lines = [where, f"→ {plain(finding.suggestion)}"]
     lines += [f"= {plain(finding.gain)}"] if finding.gain else []
