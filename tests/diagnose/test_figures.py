@@ -16,6 +16,7 @@ from routeprof.diagnose.overflow import overflow_gain
 from routeprof.diagnose.placed import placement_gain
 from routeprof.diagnose.question import Question
 from routeprof.diagnose.speed import _even
+from routeprof.diagnose.steps import _chance
 from routeprof.diagnose.stretches import MOST_STRETCHES, stretches
 from routeprof.diagnose.thresholds import DEFAULTS
 from routeprof.metrics.ranks import rank_of_slot
@@ -23,7 +24,7 @@ from routeprof.topology import RankRole
 from routeprof.whatif.cluster import Cluster
 from routeprof.whatif.comparison import compare
 from routeprof.whatif.hardware import HARDWARE
-from tests.diagnose.made import EXPERTS, MODEL, Step, one_hot, record, steady
+from tests.diagnose.made import EXPERTS, MODEL, Step, halves, moe, one_hot, record, steady
 
 
 def drawn(seed: int, shares, steps: int, tokens: int, **facts) -> list[Step]:
@@ -109,9 +110,33 @@ def test_drift_is_not_the_mix_of_traffic(tmp_path: Path):
     assert not [one for one in examine(question).findings if one.code.startswith("drift")]
 
 
-def test_another_model_cannot_be_compared(tmp_path: Path):
-    from tests.diagnose.made import moe
+def test_too_few_steps_are_no_evidence_of_drift(tmp_path: Path):
+    steps = steady(halves(1.7), 3) + steady(halves(0.3), 3)
+    answer = examine(Question(routeprof.load(record(tmp_path / "run", steps))))
+    assert "record longer" in answer.unjudged["drift-within"]
+    assert not [one for one in answer.findings if one.severity == "warning"]
 
+
+@pytest.mark.parametrize("level", ["windows", "steps"])
+def test_small_steps_are_uneven_by_chance(tmp_path: Path, level: str):
+    """An even router: of four tokens' eight choices one expert of 16 often gets three."""
+    random = np.random.default_rng(11)
+
+    def counts() -> np.ndarray:
+        ids = np.argsort(random.random((2, 4, EXPERTS)), axis=2)[:, :, :2].reshape(2, 8)
+        return np.stack([np.bincount(own, minlength=EXPERTS) for own in ids])
+
+    directory = record(tmp_path / "run", [Step(counts()) for _ in range(300)], level=level)
+    profile = routeprof.load(directory)
+    assert profile.layers()["step_imbalance_p95"].min() > 3
+    question = Question(profile)
+    assert "step-skew" not in {one.code for one in examine(question, gains=False).findings}
+    drawn = [float(counts()[0].max() * 2) for _ in range(4000)]
+    chance = _chance(question, 0, profile.info.layers[0])
+    assert chance == pytest.approx(np.quantile(drawn, 0.95), abs=2.01)  # whole assignments
+
+
+def test_another_model_cannot_be_compared(tmp_path: Path):
     ours = routeprof.load(record(tmp_path / "ours", steady(np.ones(EXPERTS))))
     layers = [moe(0, experts=8), moe(1, experts=8)]
     theirs = routeprof.load(record(tmp_path / "theirs", steady(np.ones(8)), layers=layers))
@@ -161,6 +186,14 @@ def test_causes(figures: tuple, cause: str):
     worst, least, mixed, tags, sharing, divergence, noise = figures
     one = LayerSkew(0, "code", worst, least, mixed, tags, sharing, divergence, noise)
     assert one.cause(DEFAULTS) == cause
+
+
+def test_two_kinds_with_a_hot_expert_each_are_no_model_skew(tmp_path: Path):
+    """Their mix is above the limit too, as there are but two of them."""
+    steps = steady(one_hot(6.5, 0), 16, tag="code") + steady(one_hot(6.5, 8), 16, tag="prose")
+    finding = found(record(tmp_path / "run", steps), "narrow-input")
+    assert float(finding.figures["imbalance_ratio_mixed"]) > 3
+    assert (finding.figures["tags_sharing_hottest"], finding.figures["tags"]) == (1, 2)
 
 
 def test_very_narrow_input_is_one_finding(tmp_path: Path):
