@@ -12,7 +12,7 @@ DEMO_OUT := demo-out
 ARGS ?=
 
 .PHONY: demo test test-transformers4 test-vllm test-sglang test-gpu test-wheel lint format
-.PHONY: bench bench-placement bench-vllm bench-dashboard screenshots programs clean
+.PHONY: bench bench-audit bench-placement bench-vllm bench-dashboard screenshots programs clean
 
 demo: $(INSTALLED)  ## record the sample model, print, report, serve (ARGS=--no-serve ends by itself)
 	rm -rf $(DEMO_OUT)
@@ -54,6 +54,9 @@ bench: $(INSTALLED)  ## what capture costs, as ratios measured in one run
 bench-placement: $(INSTALLED)  ## placements by ours and by EPLB, fitted and held out (ARGS='--eplb FILE' times the original)
 	$(BIN)/python -m tests.bench.placement $(ARGS)
 	$(BIN)/python -m tests.bench.expert_parallel
+
+bench-audit: $(INSTALLED)  ## how fast expert weights are audited, against reading the file (4 GiB in TMPDIR)
+	$(BIN)/python -m tests.bench.audit $(ARGS)
 
 bench-dashboard: $(INSTALLED) programs  ## how fast the page is on a big recording, and for many at once
 	$(BIN)/python -m tests.bench.dashboard $(ARGS)

@@ -43,8 +43,12 @@ def audit(
         float, typer.Option(help="An outlier's absolute maximum ÷ the median expert's.")
     ] = MAX_RATIO,
     sample: Annotated[
-        int, typer.Option(help="Measure errors in one of so many tiles: faster, less exact.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            help="Round one in so many tiles: 1 for all, slow; unset, so that 131072 elements of "
+            "each matrix are. Maxima are always of all elements."
+        ),
+    ] = None,
     threads: Annotated[
         int | None, typer.Option(help="Threads; one a processor, up to 8, if unset.")
     ] = None,
@@ -67,23 +71,27 @@ def audit(
     from rich.console import Console
 
     from routeprof.errors import UsageError
-    from routeprof.plan.audit.mixed import mixed
-    from routeprof.plan.audit.verdicts import verdicts
+    from routeprof.plan.audit.mixed import check_plan, mixed
+    from routeprof.plan.audit.verdicts import check_ratio, verdicts
     from routeprof.plan.weights import audit as audited
-    from routeprof.plan.weights import experts_of, size_of
+    from routeprof.plan.weights import experts_of, sample_for, size_of
     from routeprof.profile import load
     from routeprof.report.audit import audit_json, write_audit
     from routeprof.report.audit_text import print_audit
     from routeprof.report.progress import counted
     from routeprof.whatif.room import parse_bytes
 
+    # What is wrong is said before all weights are read.
+    check_ratio(max_ratio)
+    most = None if budget is None else parse_bytes(budget, "budget")
+    check_plan(hot, cold, hot_share, most)
     profile = None
     if recording is not None:
         profile = load(recording).select(phase=phase, tag=tag)
     elif any(value is not None for value in (hot_share, budget, phase, tag)):
         raise UsageError("hot-share, budget, phase and tag are of a recording; pass --recording")
-    most = None if budget is None else parse_bytes(budget, "budget")
     found = experts_of(model)
+    sample = sample_for(found) if sample is None else sample
     with counted(size_of(found), "weights") as advance:
         done = audited(model, sample=sample, threads=threads, advance=advance, found=found)
     broken = verdicts(done, max_ratio)

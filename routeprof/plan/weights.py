@@ -28,6 +28,11 @@ SCHEMES = (*FIXED, *OWN)
 
 MOST_THREADS = 8
 
+ENOUGH = 1 << 17
+"""Elements of a matrix whose errors give the root mean square to within a per cent."""
+
+SPARSEST = 64
+
 
 @dataclass(frozen=True)
 class MatrixAudit:
@@ -118,9 +123,11 @@ def audit(
     """
     if sample < 1:
         raise UsageError(f"sample is {sample}; pass 1 or more")
+    if threads is not None and threads < 1:
+        raise UsageError(f"threads is {threads}; pass 1 or more")
     source = Path(source)
     found = found or experts_of(source)
-    workers = threads or max(1, min(os.cpu_count() or 1, MOST_THREADS))
+    workers = threads or min(os.cpu_count() or 1, MOST_THREADS)
     told = advance or (lambda _: None)
     with opened() as files, _one_thread_an_operation(), ThreadPoolExecutor(workers) as pool:
         for matrix in found.matrices:
@@ -139,6 +146,12 @@ def experts_of(source: str | Path) -> Found:
     """
     source = Path(source)
     return find_experts(tensors_of(source), read_config(source))
+
+
+def sample_for(found: Found) -> int:
+    """One in how many tiles to round, so that ENOUGH elements of every expert's matrix are."""
+    smallest = min(one.parts[0].elements for one in found.matrices)
+    return max(1, min(SPARSEST, smallest // ENOUGH))
 
 
 def size_of(found: Found) -> int:

@@ -86,7 +86,7 @@ def mixed(
         UsageError: a precision or a share that is none, both limits, or too small a budget.
         MismatchError: the recording is of another model.
     """
-    _check(hot, cold, hot_share, budget)
+    check_plan(hot, cold, hot_share, budget)
     sizes = _by_layer(audit)
     counts = _counts(profile, sizes)
     table = _experts(sizes, counts)
@@ -105,7 +105,12 @@ def mixed(
     return Mixed(table, touched, hot, cold, missing)
 
 
-def _check(hot: str, cold: str, hot_share: float | None, budget: float | None) -> None:
+def check_plan(hot: str, cold: str, hot_share: float | None, budget: float | None) -> None:
+    """Say what is wrong with the options of ``mixed``.
+
+    Raises:
+        UsageError: as there.
+    """
     for name, option in ((hot, "hot"), (cold, "cold")):
         if name not in PRECISIONS:
             raise UsageError(f"{option} {name!r} is not one of {', '.join(PRECISIONS)}")

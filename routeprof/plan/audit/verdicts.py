@@ -66,9 +66,18 @@ def verdicts(audit: Audit, max_ratio: float = MAX_RATIO) -> list[Verdict]:
     Raises:
         UsageError: a ratio that is not above 1.
     """
+    check_ratio(max_ratio)
+    return [one for matrix in audit.matrices for one in _of_matrix(matrix, max_ratio)]
+
+
+def check_ratio(max_ratio: float) -> None:
+    """Say if no expert could be an outlier by that ratio, or every one.
+
+    Raises:
+        UsageError: it is not above 1.
+    """
     if not max_ratio > 1:
         raise UsageError(f"max-ratio is {max_ratio:g}; pass more than 1")
-    return [one for matrix in audit.matrices for one in _of_matrix(matrix, max_ratio)]
 
 
 def median(matrix: MatrixAudit) -> float:
@@ -95,16 +104,19 @@ def _of_matrix(matrix: MatrixAudit, max_ratio: float) -> list[Verdict]:
 def _vanish(matrix: MatrixAudit) -> NDArray[np.bool_]:
     """Experts that the scale of the largest harms, and their own would not."""
     shared, own = SCHEMES.index("fp8-tensor"), SCHEMES.index("fp8-expert")
-    harmed: NDArray[np.bool_] = matrix.error[shared] > WORSE * matrix.error[own]
-    return harmed | (matrix.underflow[shared] > matrix.underflow[own] + VANISHED)
+    worse = matrix.error[shared] > WORSE * matrix.error[own]
+    vanish = matrix.underflow[shared] > matrix.underflow[own] + VANISHED
+    harmed: NDArray[np.bool_] = np.logical_or(worse, vanish)
+    return harmed
 
 
 def _harmed(matrix: MatrixAudit, scheme: str) -> NDArray[np.bool_]:
     """Experts whose error a scheme makes clearly worse than the best of OWN, or which vanish."""
     place = SCHEMES.index(scheme)
     best = np.min([matrix.of(name) for name in OWN], axis=0)
-    harmed: NDArray[np.bool_] = matrix.error[place] > WORSE * best
-    return harmed | (matrix.underflow[place] > VANISHED)
+    worse = matrix.error[place] > WORSE * best
+    harmed: NDArray[np.bool_] = np.logical_or(worse, matrix.underflow[place] > VANISHED)
+    return harmed
 
 
 def cure_of(matrix: MatrixAudit, experts: Sequence[int]) -> str:

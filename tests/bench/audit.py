@@ -1,0 +1,137 @@
+"""How fast ``routeprof audit`` goes through a checkpoint, and in how much memory.
+
+A synthetic checkpoint is written (or kept from before), then in turn read whole with plain ``read``
+and audited in a fresh process, from the disk and from the page cache. Only the ratio within one run
+tells something: other work on the machine changes both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+GIB = 1024**3
+HIDDEN, WIDTH, EXPERTS = 2048, 1024, 64
+CHUNK = 8 * 1024**2
+
+AUDIT = """
+import json, resource, sys, time
+from pathlib import Path
+from routeprof.plan.weights import audit
+start, cpu = time.perf_counter(), time.process_time()
+done = audit(Path(sys.argv[1]), sample=int(sys.argv[2]))
+seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps({"seconds": seconds, "cpu": cpu, "bytes": done.read, "peak": peak}))
+"""
+
+
+def write(directory: Path, size: int) -> Path:
+    """A checkpoint of one layer after the other, of so many bytes, without holding it in memory."""
+    each = HIDDEN * WIDTH * 2
+    names = [
+        f"model.layers.{layer}.mlp.experts.{expert}.{name}.weight"
+        for layer in range(-(-size // (each * 3 * EXPERTS)))
+        for expert in range(EXPERTS)
+        for name in ("gate_proj", "up_proj", "down_proj")
+    ]
+    header = {
+        name: {
+            "dtype": "BF16",
+            "shape": [HIDDEN, WIDTH] if "down" in name else [WIDTH, HIDDEN],
+            "data_offsets": [number * each, (number + 1) * each],
+        }
+        for number, name in enumerate(names)
+    }
+    text = json.dumps(header).encode()
+    file = directory / "model.safetensors"
+    if file.exists() and file.stat().st_size == 8 + len(text) + len(names) * each:
+        return file
+    torch.manual_seed(0)
+    values = (torch.randn(HIDDEN * WIDTH * 2) * 0.02).bfloat16()
+    with file.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for number in range(len(names)):
+            part = values[number * 997 : number * 997 + HIDDEN * WIDTH]
+            stream.write(part.view(torch.uint8).numpy().tobytes())
+        stream.flush()
+        os.fsync(stream.fileno())
+    return file
+
+
+def forget(file: Path) -> None:
+    """Out of the page cache with it, so that the disk must be read."""
+    descriptor = os.open(file, os.O_RDONLY)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+
+
+def read(file: Path) -> float:
+    """Seconds that plain reading into one buffer takes."""
+    buffer = bytearray(CHUNK)
+    start = time.perf_counter()
+    with file.open("rb", buffering=0) as stream:
+        while stream.readinto(buffer):
+            pass
+    return time.perf_counter() - start
+
+
+def audited(file: Path, sample: int) -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, "-c", AUDIT, str(file), str(sample)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    figures: dict[str, float] = json.loads(done.stdout)
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gib", type=float, default=4.0, help="size of the checkpoint")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--directory", type=Path, help="keep the checkpoint there")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = options.directory or Path(temporary)
+        file = write(directory, int(options.gib * GIB))
+        size = file.stat().st_size
+        print(f"{size / GIB:.2f} GiB of bfloat16, {os.cpu_count()} processors, in GB/s")
+        columns = {"from": 6, "errors of": -12, "read": -8, "audit": -8, "ratio": -8}
+        columns |= {"peak MiB": -10, "cpu s": -8}
+        print("".join(f"{n:>{-w}}" if w < 0 else f"{n:{w}}" for n, w in columns.items()))
+        for _ in range(options.rounds):
+            for place in ("disk", "cache"):
+                for sample in (1, 16):
+                    row(file, size, place, sample)
+
+
+def row(file: Path, size: int, place: str, sample: int) -> None:
+    if place == "disk":
+        forget(file)
+    else:
+        read(file)
+    plain = read(file)
+    if place == "disk":
+        forget(file)
+    figures = audited(file, sample)
+    rate, ours = size / plain / 1e9, size / figures["seconds"] / 1e9
+    what = "all tiles" if sample == 1 else f"1 in {sample}"
+    print(
+        f"{place:6}{what:>12}{rate:8.2f}{ours:8.2f}{ours / rate:8.2f}"
+        f"{figures['peak'] / 1024**2:10.0f}{figures['cpu']:8.1f}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
