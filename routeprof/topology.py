@@ -84,9 +84,9 @@ class ModelInfo:
     name: str = ""
     model_type: str = ""
     hidden_size: int | None = None
-    expert_width: int | None = None
     dtype: str = ""
     engine: str = ""
     engine_version: str = ""
     device: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
+    expert_width: int | None = None
