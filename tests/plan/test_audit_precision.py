@@ -72,6 +72,33 @@ def test_errors_are_the_worst_matrix_s(done: Audit, profile: Profile):
         assert row["error"] == max(errors)
 
 
+def counted(profile: Profile, counts: list[int]) -> Profile:
+    """The same counts of experts in every layer, all in one group."""
+    lists = {name: values.copy() for name, values in profile.totals.lists.items()}
+    lists["counts"][:] = 0
+    lists["counts"][0, :, : len(counts)] = counts
+    return replace(profile, totals=replace(profile.totals, lists=lists))
+
+
+def test_a_share_that_is_met_exactly_takes_no_further_expert(done: Audit, profile: Profile):
+    plan = mixed(done, counted(profile, [40, 10, 30, 20] + [0] * 12), hot_share=0.7)
+    hot = plan.rows[plan.rows["precision"] == "source"]
+    assert hot["expert"].tolist() == [0, 2] * 4
+
+
+def test_zero_experts_have_no_weights(done: Audit, profile: Profile):
+    layers = tuple(replace(layer, experts=18, zero_experts=2) for layer in profile.info.layers)
+    with_zeros = replace(profile, info=replace(profile.info, layers=layers))
+    lists = dict(profile.totals.lists)
+    wide = np.zeros((*lists["counts"].shape[:2], 18), dtype=np.int64)
+    wide[:, :, :16] = lists["counts"][:, :, :16]
+    wide[:, :, 16:] = 99
+    lists["counts"] = wide
+    with_zeros = replace(with_zeros, totals=replace(profile.totals, lists=lists))
+    assert with_zeros.counts.shape == (4, 18)
+    assert mixed(done, with_zeros).rows.equals(mixed(done, profile).rows)
+
+
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.99, 1.0])
 def test_a_budget_is_kept_and_used_for_the_hottest(done: Audit, profile: Profile, part: float):
     least = mixed(done, profile, hot_share=0.0, cold="int4").bytes
