@@ -47,6 +47,7 @@ def check(
     from routeprof.diagnose.examine import examine
     from routeprof.diagnose.finding import SEVERITIES
     from routeprof.report.diagnose import check_json, check_lines, failures
+    from routeprof.whatif.evidence import require_tokens
 
     severities = [*SEVERITIES]
     if fail_on not in SEVERITIES:
@@ -71,6 +72,8 @@ def check(
         },
     )
     failed = failures(answer, severities[: severities.index(fail_on) + 1])
+    if not failed:
+        require_tokens(question.profile)
     if as_json:
         typer.echo(json.dumps(check_json(answer, question, failed), indent=1))
     else:

@@ -52,6 +52,8 @@ def examine(question: Question, *, gains: bool = True) -> Answer:
     profile, unjudged = question.profile, {}
     found = [*layers_and_parts(profile), *rank_findings(profile, question.now)]
     found += remark_findings(profile)
+    if not profile.totals.lists["counts"].sum():
+        return Answer(gravest_first(found), dict.fromkeys(RULES, "no tokens were counted"))
     skewed, no_cause = skew(question)
     found += [*skewed, *dead_experts(profile), *small_gemms(profile, question.limits)]
     if no_cause:

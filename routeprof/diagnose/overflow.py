@@ -13,8 +13,6 @@ from routeprof.tables import column
 
 def overflow(question: Question) -> list[Finding] | str:
     """What the model dropped, where it drops; else what the configured capacity would."""
-    if not question.profile.totals.lists["counts"].sum():
-        return "no tokens"
     if any(layer.drops for layer in question.profile.info.layers):
         return _dropped(question)
     if not question.limits.capacity_factor:

@@ -63,9 +63,10 @@ def _over_mean(
     question: Question, position: int, experts: int, slots: IntArray, ranks: int
 ) -> float:
     counts = question.profile.totals.lists["counts"][:, position, :experts].sum(0)
+    if not counts.sum() or counts.sum() / ranks < question.limits.min_load:
+        return float("nan")
     loads = rank_loads(counts, slots, ranks)
-    enough = counts.sum() and loads.mean() >= question.limits.min_load
-    return float(loads.max() / loads.mean()) if enough else float("nan")
+    return float(loads.max() / loads.mean())
 
 
 def placement_gain(question: Question) -> str:

@@ -73,7 +73,7 @@ def slower_than_dense(question: Question) -> list[Finding] | str:
     try:
         times, larger = _times(profile, ranks, question)
     except (UsageError, LevelRequiredError) as error:
-        return str(error)
+        return str(error).replace(": pass --", ": use routeprof whatif layout with --")
     if not times.ratio > question.limits.dense_ratio:
         return []
     causes = {name: one for name, one in times.causes.items() if not isnan(one)}

@@ -12,7 +12,7 @@ import pytest
 from routeprof.sample_data import RECORDINGS_DIR
 from tests.commands.conftest import Cli
 from tests.commands.test_bad_input import one_line
-from tests.diagnose.made import EXPERTS, halves, one_hot, record, steady
+from tests.diagnose.made import EXPERTS, Step, halves, moe, one_hot, record, steady
 
 COLLAPSED, HEALTHY = RECORDINGS_DIR / "collapsed", RECORDINGS_DIR / "healthy"
 
@@ -109,6 +109,12 @@ def test_check_fails_where_capture_is_not_complete(cli: Cli, even: Path, tmp_pat
     done = cli("check", copy)
     assert done.returncode == 1
     assert "error: missing-parts" in done.stdout
+
+
+def test_check_does_not_pass_without_tokens(cli: Cli, tmp_path: Path):
+    layers = [moe(0, sees_all_tokens=False), moe(1, sees_all_tokens=False)]
+    run = record(tmp_path / "run", [Step([None, None])] * 4, layers=layers)
+    assert "no tokens" in one_line(cli("check", run, "--max-imbalance", 3))
 
 
 @pytest.mark.parametrize(

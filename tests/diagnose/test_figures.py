@@ -10,7 +10,7 @@ import pytest
 import routeprof
 from routeprof.diagnose.batches import batch_gain
 from routeprof.diagnose.causes import LayerSkew, skew_by_tag
-from routeprof.diagnose.examine import examine
+from routeprof.diagnose.examine import RULES, examine
 from routeprof.diagnose.finding import Finding
 from routeprof.diagnose.overflow import overflow_gain
 from routeprof.diagnose.placed import placement_gain
@@ -25,6 +25,7 @@ from routeprof.whatif.cluster import Cluster
 from routeprof.whatif.comparison import compare
 from routeprof.whatif.hardware import HARDWARE
 from tests.diagnose.made import EXPERTS, MODEL, Step, halves, moe, one_hot, record, steady
+from tests.report.conftest import build
 
 
 def drawn(seed: int, shares, steps: int, tokens: int, **facts) -> list[Step]:
@@ -142,6 +143,23 @@ def test_another_model_cannot_be_compared(tmp_path: Path):
     theirs = routeprof.load(record(tmp_path / "theirs", steady(np.ones(8)), layers=layers))
     answer = examine(Question(ours, since=theirs))
     assert "other layers or experts" in answer.unjudged["drift-since"]
+
+
+def test_without_tokens_nothing_is_judged(tmp_path: Path):
+    answer = examine(Question(routeprof.load(record(tmp_path / "run", [])), gpus=4))
+    assert [one.code for one in answer.findings] == ["nothing-captured"]
+    assert set(answer.unjudged) == set(RULES)
+
+
+def test_a_profile_in_memory_has_no_time_and_no_ranks():
+    """Layers that were not captured, of different width, and no files."""
+    random = np.random.default_rng(0)
+    layers = [moe(0, experts=8), moe(1, experts=8), moe(2, unsupported="unknown")]
+    steps = {("decode", "a"): random.integers(20, 30, (6, 3, 8))}
+    answer = examine(Question(build(layers, steps, silent=[1]), gpus=4, hardware="h100"))
+    codes = {one.code for one in answer.findings}
+    assert {"silent-layers", "unsupported-layers"} <= codes
+    assert not codes & {"rank-imbalance", "drift-within", "narrow-input"}
 
 
 # -- causes
