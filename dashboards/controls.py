@@ -93,6 +93,8 @@ def control(name: str, opened: Opened, names: Sequence[str], beside: Sequence[st
         return _select(name, "Expert-parallel ranks", _rank_choices(profile, state), state, usual)
     if name == "redundant":
         return _select(name, "Replicas of experts", _redundant(state), state, "Not computed")
+    if name == "batch":
+        return _select(name, "Batch size", _batches(state), state, "Not computed")
     if name == "nodes":
         return _select(name, "Nodes", _counts(MOST_NODES, state.nodes), state)
     if name == "gpu":
@@ -169,6 +171,12 @@ def _redundant(state: ViewState) -> dict[str, str]:
     """Redundant slots of each rank to choose from."""
     numbers = sorted({0, 1, 2, 4} | ({state.redundant} if state.redundant else set()))
     return {str(number): f"{number} a rank" if number else "None, moved only" for number in numbers}
+
+
+def _batches(state: ViewState) -> list[str]:
+    """Requests in a batch to choose from."""
+    numbers = sorted({4, 8, 16, 32} | ({state.batch} if state.batch else set()))
+    return [str(number) for number in numbers]
 
 
 def _rank_choices(profile: Profile | None, state: ViewState) -> list[str]:

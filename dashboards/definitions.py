@@ -418,6 +418,69 @@ DEFINITIONS: dict[str, Definition] = {
     "gemm_mean_tokens": Definition(
         "Tokens per GEMM", "number", "Mean tokens of an expert that has any, in a step."
     ),
+    "gemm_median_tokens": Definition(
+        "Tokens per GEMM, median", "number", "Median tokens of an expert that has any, in a step."
+    ),
+    "policy": Definition(
+        "Policy",
+        "text",
+        "How batches are composed. FIFO: neighbours in the order of arrival. random: the mean of "
+        "20 orders. load-aware: each request where it leaves a batch least uneven, by what is "
+        "known before it runs.",
+    ),
+    "batch_requests": Definition(
+        "Requests", "count", "Requests in full batches; the same ones for every policy."
+    ),
+    "batches": Definition("Batches", "count", "Full batches that are composed."),
+    "batch_steps": Definition(
+        "Steps", "number", "Steps that the batches run, for random orders their mean."
+    ),
+    "batch_straggler": Definition(
+        "Straggler factor",
+        "ratio",
+        "Σ largest ÷ Σ mean rank load over steps and layers of the composed batches.",
+    ),
+    "batch_imbalance": Definition(
+        "Imbalance (max / mean)",
+        "ratio",
+        "Max ÷ mean load of experts, mean over steps and layers by their tokens.",
+    ),
+    "straggler_gain": Definition(
+        "Straggler: gain", "number", "FIFO's straggler factor ÷ the policy's; 1 is none."
+    ),
+    "straggler_gain_low": Definition(
+        "Straggler: gain, from",
+        "number",
+        "Lower end of the gain's 95 % interval, by a bootstrap over requests of each tag.",
+    ),
+    "straggler_gain_high": Definition(
+        "Straggler: gain, to",
+        "number",
+        "Upper end of the gain's 95 % interval, by a bootstrap over requests of each tag.",
+    ),
+    "straggler_verdict": Definition(
+        "Straggler: verdict",
+        "text",
+        "better or worse than FIFO where the interval does not have 1 in it.",
+    ),
+    "imbalance_gain": Definition(
+        "Imbalance: gain", "number", "FIFO's imbalance ratio ÷ the policy's; 1 is none."
+    ),
+    "imbalance_gain_low": Definition(
+        "Imbalance: gain, from",
+        "number",
+        "Lower end of the gain's 95 % interval, by a bootstrap over requests of each tag.",
+    ),
+    "imbalance_gain_high": Definition(
+        "Imbalance: gain, to",
+        "number",
+        "Upper end of the gain's 95 % interval, by a bootstrap over requests of each tag.",
+    ),
+    "imbalance_verdict": Definition(
+        "Imbalance: verdict",
+        "text",
+        "better or worse than FIFO where the interval does not have 1 in it.",
+    ),
     "captured_layers": Definition(
         "Layers captured", "text", "MoE layers that were counted, of those that the model has."
     ),

@@ -23,6 +23,7 @@ GPUS = {name: name.upper() for name in HARDWARE}
 USUAL_FACTOR = 1.25
 MOST_RANKS = 1024
 MOST_REDUNDANT = 64
+MOST_BATCH = 1024
 _LONGEST = 2000
 _SHOWN = 60
 
@@ -48,6 +49,7 @@ class ViewState:
         redundant: slots for replicas on each rank, for placements made anew; None for no such.
         nodes: that the GPUs stand in.
         gpu: what they are, a key of GPUS.
+        batch: requests in a batch, for batches composed anew; None for no such.
         against: name of the recording to compare with.
     """
 
@@ -65,6 +67,7 @@ class ViewState:
     redundant: int | None = None
     nodes: int = 1
     gpu: str = "h100"
+    batch: int | None = None
     against: str | None = None
 
     def query(self, **changes: Any) -> str:
@@ -253,6 +256,7 @@ _CHECKS: dict[str, Callable[[str], Any]] = {
     "redundant": _number(0, MOST_REDUNDANT),
     "nodes": _number(1, MOST_RANKS),
     "gpu": _one_of(GPUS),
+    "batch": _number(1, MOST_BATCH),
 }
 _CHOICES = {"measure": MEASURES, "order": ORDERS, "placement": PLACEMENTS, "gpu": GPUS}
 _REMEDIES = {
@@ -260,6 +264,7 @@ _REMEDIES = {
     "ranks": f"a number of ranks is from 1 to {MOST_RANKS}",
     "redundant": f"redundant slots of a rank are from 0 to {MOST_REDUNDANT}",
     "nodes": f"a number of nodes is from 1 to {MOST_RANKS}",
+    "batch": f"a batch has from 1 to {MOST_BATCH} requests",
     "run": "a recording has a name of at most 300 characters",
     "against": "a recording has a name of at most 300 characters",
 }

@@ -22,14 +22,15 @@ def command_line(context: Context, verb: str, **options: object) -> str:
     """``routeprof whatif VERB`` with options, for what is selected.
 
     Args:
-        options: by their names without dashes; None leaves one out.
+        options: by their names without dashes; None leaves one out. A phase among them is meant
+            instead of the one that is selected.
     """
     state = context.state
-    chosen = {
-        **options,
+    selected = {
         "phase": state.phase,
         "tag": state.tag,
         "between": range_text(state.between) if state.between else None,
     }
+    chosen = {**options, **{name: options.get(name, own) for name, own in selected.items()}}
     given = (f"--{name} {quote(str(value))}" for name, value in chosen.items() if value is not None)
     return " ".join([f"routeprof whatif {verb} {SOURCE}", *given])

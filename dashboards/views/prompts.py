@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from routeprof.dashboards import formats
 from routeprof.dashboards.figures.common import blank
 from routeprof.dashboards.figures.tags import divergence_heatmap, imbalance_by_group
-from routeprof.dashboards.panels import key_groups
+from routeprof.dashboards.panels import batches, key_groups
 from routeprof.dashboards.panels.requests import requests
 from routeprof.dashboards.panels.skew import (
     FEWEST,
@@ -37,19 +37,21 @@ VERDICTS: dict[Verdict, tuple[str, str]] = {
 def fill(context: Context) -> Content:
     """The page's content."""
     names, counts, experts = tag_counts(context)
-    every_request = requests(context)
+    by_request = {"requests": requests(context), "batching": batches.batching(context)}
+    body = batches.commands(context)
     if len(names) < 2:
         empty = Filled(blank(key_groups.NO_TAGS, context.scheme), "", pd.DataFrame())
-        return Content({"tag_divergence": empty, "tag_imbalance": empty, "requests": every_request})
+        return Content({"tag_divergence": empty, "tag_imbalance": empty, **by_request}, body=body)
     skew = skew_of(counts, experts)
     table, divergence_panel = divergence(context, names, counts, experts)
     return Content(
         panels={
             "tag_divergence": divergence_panel,
             "tag_imbalance": imbalance(context, names, counts, skew),
-            "requests": every_request,
+            **by_request,
         },
         cards=cards(skew, len(names), table),
+        body=body,
     )
 
 
@@ -196,7 +198,8 @@ VIEW = View(
             "Scatter chart: divergence of every request from all of them, against its tokens",
             height=320,
         ),
+        batches.PANEL,
     ),
     fill=fill,
-    controls=("between",),
+    controls=("between", "batch"),
 )

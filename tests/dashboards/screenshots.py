@@ -18,7 +18,7 @@ from routeprof.sample_data.record import record_prompts
 from tests.dashboards.test_browser import ARGUMENTS, CHROMIUM, drawn
 
 DARK = ("overview", "heatmap", "layouts")
-CHOSEN = {"compare": "&against=collapsed", "ranks": "&tag=code&redundant=1"}
+CHOSEN = {"compare": "&against=collapsed", "ranks": "&tag=code&redundant=1", "prompts": "&batch=8"}
 WIDTH, PHONE = 1280, 390
 
 

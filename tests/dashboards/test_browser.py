@@ -355,6 +355,37 @@ def test_placements_are_made_where_they_are_asked_for(
     expect(page.get_by_text("Made where it is asked for")).to_be_visible()
 
 
+def test_prompts_compose_batches_where_they_are_asked_for(
+    open_page: Callable[..., Any], serve: Callable[[Path], str], tmp_path: Path
+) -> None:
+    path = record_tokens(tmp_path / "run", "code", HOSTILE, rows=12, tokens=8)
+    page = open_page()
+    page.goto(f"{serve(path)}/prompts")
+    expect(page.get_by_text("Made where it is asked for")).to_be_visible()
+    expect(page.locator("code")).to_have_count(0)
+    page.get_by_role("textbox", name="Batch size").click()
+    page.get_by_role("option", name="4", exact=True).click()
+    expect(page).to_have_url(re.compile(r"/prompts\?batch=4$"))
+    expect(page.get_by_text("24 requests in full batches of 4")).to_be_visible()
+    plot = page.locator(".js-plotly-plot").last
+    expect(plot.locator(".errorbar")).to_have_count(4)
+    expect(plot.locator(".legendtext")).to_have_text(["straggler factor", "imbalance ratio"])
+    expect(page.locator("code")).to_contain_text("--batch-sizes 4 --ranks 8 --phase decode")
+    page.get_by_role("textbox", name="Phase").click()
+    page.get_by_role("option", name="prefill").click()
+    expect(page.get_by_text("Supposed: prefill, all tags")).to_be_visible()
+    page.get_by_role("textbox", name="Tag").click()
+    page.get_by_role("option", name=HOSTILE).click()
+    expect(page.locator("code")).to_contain_text(f"--phase prefill --tag {quote(HOSTILE)}")
+    page.get_by_role("textbox", name="Batch size").click()
+    page.get_by_role("option", name="16", exact=True).click()
+    expect(page.get_by_text("Batch size 16 is more than the 12")).to_be_visible()
+    page.get_by_role("textbox", name="Batch size").click()
+    page.get_by_role("option", name="Not computed").click()
+    expect(page.get_by_text("Made where it is asked for")).to_be_visible()
+    assert page.locator("img[src='x']").count() == 0
+
+
 def test_layouts_are_chosen(
     open_page: Callable[..., Any], serve: Callable[[Path], str], tmp_path: Path
 ) -> None:

@@ -39,6 +39,7 @@ def profile(recorded: Path) -> Profile:
         ViewState(layer=6, expert=15, ranks=4, placement="striped"),
         ViewState(ranks=4, redundant=0),
         ViewState(ranks=4, redundant=2, nodes=2, gpu="mi300x"),
+        ViewState(phase="prefill", batch=8),
     ],
 )
 def test_a_state_survives_the_address(state: ViewState, profile: Profile) -> None:
@@ -73,6 +74,9 @@ def test_a_state_survives_the_address(state: ViewState, profile: Profile) -> Non
         "?nodes=0",
         "?nodes=two",
         "?gpu=tpu",
+        "?batch=0",
+        "?batch=1025",
+        "?batch=8,16",
         "?" + "x" * 300 + "=1",
     ],
 )
@@ -108,6 +112,15 @@ def test_placements_are_asked_for_and_taken_back(profile: Profile) -> None:
     assert control_value("redundant", state, profile) == "0"
     assert with_controls(state, {"redundant": "all"}, profile) == ViewState()
     assert control_value("redundant", ViewState(), profile) == "all"
+
+
+def test_batches_are_asked_for_and_taken_back(profile: Profile) -> None:
+    state = with_controls(ViewState(), {"batch": "8"}, profile)
+    assert state == ViewState(batch=8)
+    assert state.query() == "?batch=8"
+    assert state.selection == ViewState()
+    assert with_controls(state, {"batch": "all"}, profile) == ViewState()
+    assert control_value("batch", ViewState(), profile) == "all"
 
 
 def test_an_expert_is_one_of_its_layer(profile: Profile) -> None:

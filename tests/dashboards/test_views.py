@@ -46,6 +46,7 @@ SELECTIONS = [
     {"ranks": 5, "placement": "striped", "between": (1.0, 3.0)},
     {"ranks": 64, "placement": "recorded"},
     {"ranks": 8, "redundant": 1, "nodes": 2, "gpu": "h20"},
+    {"batch": 4},
 ]
 
 
