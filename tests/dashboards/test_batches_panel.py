@@ -91,6 +91,7 @@ def made(view: Context, size: int, phase: str) -> Batching:
         ({"batch": 8, "phase": "decode"}, "decode"),
         ({"batch": 4, "phase": "prefill"}, "prefill"),
         ({"batch": 4, "tag": HOSTILE}, "decode"),
+        ({"batch": 4, "tag": "code", "phase": "decode"}, "decode"),  # which its prefill tells
     ],
 )
 def test_figure_and_table_are_the_comparison(many: Path, state: dict[str, Any], phase: str) -> None:
