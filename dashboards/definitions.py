@@ -446,38 +446,38 @@ DEFINITIONS: dict[str, Definition] = {
         "Max ÷ mean load of experts, mean over steps and layers by their tokens.",
     ),
     "straggler_gain": Definition(
-        "Straggler: gain", "number", "FIFO's straggler factor ÷ the policy's; 1 is none."
+        "Gain: straggler", "number", "FIFO's straggler factor ÷ the policy's; 1 is none."
     ),
     "straggler_gain_low": Definition(
-        "Straggler: gain, from",
+        "From: straggler",
         "number",
         "Lower end of the gain's 95 % interval, by a bootstrap over requests of each tag.",
     ),
     "straggler_gain_high": Definition(
-        "Straggler: gain, to",
+        "To: straggler",
         "number",
         "Upper end of the gain's 95 % interval, by a bootstrap over requests of each tag.",
     ),
     "straggler_verdict": Definition(
-        "Straggler: verdict",
+        "Verdict: straggler",
         "text",
         "better or worse than FIFO where the interval does not have 1 in it.",
     ),
     "imbalance_gain": Definition(
-        "Imbalance: gain", "number", "FIFO's imbalance ratio ÷ the policy's; 1 is none."
+        "Gain: imbalance", "number", "FIFO's imbalance ratio ÷ the policy's; 1 is none."
     ),
     "imbalance_gain_low": Definition(
-        "Imbalance: gain, from",
+        "From: imbalance",
         "number",
         "Lower end of the gain's 95 % interval, by a bootstrap over requests of each tag.",
     ),
     "imbalance_gain_high": Definition(
-        "Imbalance: gain, to",
+        "To: imbalance",
         "number",
         "Upper end of the gain's 95 % interval, by a bootstrap over requests of each tag.",
     ),
     "imbalance_verdict": Definition(
-        "Imbalance: verdict",
+        "Verdict: imbalance",
         "text",
         "better or worse than FIFO where the interval does not have 1 in it.",
     ),
