@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from routeprof.plan.audit.mixed import Mixed
-from routeprof.plan.audit.verdicts import Verdict, percent
+from routeprof.plan.audit.verdicts import Verdict
 from routeprof.plan.weights import SCHEMES, Audit
 from routeprof.report.audit import layers_table
 from routeprof.report.summary import NONE, plain, share, size
