@@ -116,7 +116,7 @@ def formats_text(made: Plan) -> list[str]:
     precision = made.setting.precision
     used = {precision.weights, precision.attention, precision.routed_experts, precision.hot}
     return [
-        f"{name} is {FORMATS[name].bytes:.4g} bytes a number: {FORMATS[name].means}"
+        f"{name} is {FORMATS[name].bytes:.4g} B a number: {FORMATS[name].means}"
         for name in FORMATS
         if name in used and FORMATS[name].group
     ]
