@@ -25,7 +25,8 @@ from tests.dashboards.tokens import record_tokens
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect
-expect.set_options(timeout=15_000)
+PATIENCE = 120_000  # milliseconds: a guard against waiting for ever, and no target
+expect.set_options(timeout=PATIENCE)
 
 pytestmark = pytest.mark.browser
 
@@ -81,7 +82,7 @@ def url(serve: Callable[[Path], str], recorded: Path) -> str:
 def window(browser: Any) -> Iterator[Any]:
     """One window for most tests: its cache saves loading the scripts again."""
     context = browser.new_context()
-    context.set_default_timeout(15_000)
+    context.set_default_timeout(PATIENCE)
     yield context
     context.close()
 
