@@ -77,8 +77,17 @@ def rank_loads(counts: npt.ArrayLike, placement: npt.ArrayLike, ranks: int) -> F
     in_slots = np.take_along_axis(
         share, np.broadcast_to(slots, (*loads.shape[:-1], slots.shape[-1])), axis=-1
     )
-    first_slots = np.searchsorted(rank_of_slot(slots.shape[-1], ranks), np.arange(ranks))
-    return np.add.reduceat(in_slots, first_slots, axis=-1)
+    return sums_of_ranks(in_slots, rank_of_slot(slots.shape[-1], ranks), ranks)
+
+
+def sums_of_ranks(in_slots: FloatArray, rank: IntArray, ranks: int) -> FloatArray:
+    """What the slots of each rank have together, ``[..., ranks]``.
+
+    Args:
+        in_slots: ``[..., slots]``.
+        rank: of each slot, ascending, every rank at least once, ``[slots]``.
+    """
+    return np.asarray(np.add.reduceat(in_slots, np.searchsorted(rank, np.arange(ranks)), axis=-1))
 
 
 def _replicas(slots: IntArray, experts: int) -> IntArray:

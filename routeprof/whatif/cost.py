@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from routeprof.metrics._arrays import FloatArray, IntArray
+from routeprof.metrics.ranks import sums_of_ranks
 from routeprof.whatif.hardware import Hardware
 from routeprof.whatif.layout import Layout
 from routeprof.whatif.traffic import Flows
@@ -58,8 +59,7 @@ def expert_seconds(
     flops = gpu.flops_8bit if sizes.weight <= 1 else gpu.flops
     compute = loads * (2 * part / flops)
     reading = np.where(loads > 0, part * sizes.weight / gpu.memory, 0.0)
-    first = np.searchsorted(gpu_of_slot, np.arange(layout.ep))
-    ranks = np.add.reduceat(np.maximum(compute, reading), first, axis=1)
+    ranks = sums_of_ranks(np.maximum(compute, reading), gpu_of_slot, layout.ep)
     return np.asarray(ranks.max(axis=1))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from routeprof.errors import UsageError
 from routeprof.metrics._arrays import FloatArray, IntArray
 from routeprof.metrics.gemm import TILE_TOKENS
-from routeprof.metrics.ranks import contiguous, rank_of_slot
+from routeprof.metrics.ranks import contiguous, rank_of_slot, sums_of_ranks
 from routeprof.whatif.cluster import Cluster
 from routeprof.whatif.cost import (
     Sizes,
@@ -130,10 +130,6 @@ class _Served:
     loads: FloatArray
     ranks: IntArray | None
 
-    def rank_loads(self, ranks: int) -> FloatArray:
-        first = np.searchsorted(self.rank_of_slot, np.arange(ranks))
-        return np.asarray(np.add.reduceat(self.loads, first, axis=1))
-
 
 def _slots(run: LayerRun, fit: LayerRun | None, ep: int, setting: Setting) -> IntArray:
     """The expert in every slot, ``[slots]``."""
@@ -172,7 +168,8 @@ _UNKNOWN, _NOTHING = _Way(nan, nan, nan), _Way(0.0, 0.0, 0.0)
 
 
 def _sums(run: LayerRun, served: _Served, layout: Layout, setting: Setting) -> Sums:
-    loads, busy = served.rank_loads(layout.ep), served.loads > 0
+    loads = sums_of_ranks(served.loads, served.rank_of_slot, layout.ep)
+    busy = served.loads > 0
     home = _homes(run, layout)
     there, back = _ways(run, served, home, layout, setting)
     ranks, nodes = _fan_out(served, layout)

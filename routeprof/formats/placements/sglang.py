@@ -12,7 +12,7 @@ from typing import Any
 
 from routeprof.errors import UsageError
 from routeprof.formats.placements.expert_map import Deployment, ExpertMap
-from routeprof.formats.placements.rows import integers, map_of_rows, opened, read_json
+from routeprof.formats.placements.rows import integers, map_of_rows, opened
 
 KEY = "physical_to_logical_map"
 
@@ -27,15 +27,6 @@ def write_pt(placement: ExpertMap, path: Path) -> None:
     import torch
 
     torch.save({KEY: torch.from_numpy(placement.of_all_layers)}, path)
-
-
-def read_json_file(path: Path, deployment: Deployment) -> ExpertMap:
-    """Read a .json file.
-
-    Raises:
-        UsageError: it is no placement, or one for another model.
-    """
-    return of_data(path, read_json(path), deployment)
 
 
 def read_pt(path: Path, deployment: Deployment) -> ExpertMap:
