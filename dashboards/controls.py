@@ -96,6 +96,9 @@ def control(name: str, opened: Opened, names: Sequence[str], beside: Sequence[st
         return _select(name, "Expert", [str(item) for item in experts], state, "Hottest")
     if name == "ranks":
         usual = _usual_ranks(profile)
+        if "gains" in beside:  # rules take no number for an example
+            usual = usual if "recorded" in usual else "Not recorded"
+            return _select(name, "GPUs", _counts(MOST_GPUS, state.ranks), state, usual)
         if "nodes" in beside:
             choices = _counts(MOST_GPUS, state.ranks, least=2)
             return _select(name, "GPUs", choices, state, usual)

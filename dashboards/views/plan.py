@@ -13,6 +13,7 @@ from routeprof.dashboards import formats
 from routeprof.dashboards.components import plain_table, told
 from routeprof.dashboards.figures.common import blank
 from routeprof.dashboards.figures.memory import memory_bars
+from routeprof.dashboards.panels.key_groups import phase_and_tag
 from routeprof.dashboards.panels.memory_plan import (
     COLUMNS,
     WEIGHTS,
@@ -159,10 +160,12 @@ def notes(context: Context, found: Planned) -> Iterator[str]:
         "runtime and CUDA graphs."
     )
     yield found.uneven or _sentence(f"experts {loads_text(made)}, with experts in order")
-    if not found.uneven and context.state.between is not None:
-        yield "Loads are of all of the time."
+    if not found.uneven:
+        yield f"Loads are of {phase_and_tag(context)}, all of the time."
     yield f"A sequence {dict(facts(made))['a sequence']}."
-    rest = [HOW, *formats_text(made), spanning(made), *obstacles(made), *made.model.notes]
+    yield _sentence(HOW)
+    yield from (f"Format: {line}." for line in formats_text(made))
+    rest = [spanning(made), *obstacles(made), *made.model.notes]
     yield from (_sentence(line) for line in rest if line)
 
 
