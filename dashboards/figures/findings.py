@@ -41,9 +41,14 @@ def findings_by_layer(
         )
     every = np.array(sorted({at for _, _, layers in found for at in layers}))
     layer_axis(figure, every, absent, scheme)
+    figure.update_xaxes(zeroline=False)
     codes = list(dict.fromkeys(code for code, _, _ in found))
     figure.update_yaxes(
-        type="category", categoryorder="array", categoryarray=codes, autorange="reversed"
+        type="category",
+        categoryorder="array",
+        categoryarray=codes,
+        autorange="reversed",
+        ticklabelstandoff=6,
     )
     figure.update_layout(showlegend=True)
     return figure

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from dash import html
 from numpy.typing import NDArray
 
 from routeprof.dashboards import formats
@@ -38,7 +39,7 @@ from routeprof.report.plan_page import (
     verdict,
 )
 
-SHOWN = 12
+SHOWN = 10
 """Layouts that are drawn; the table has them all."""
 
 
@@ -53,7 +54,7 @@ def fill(context: Context) -> Content:
         return Content(panels={"memory": nothing}, body=body)
     body = [
         hottest(found),
-        told("What is stated and what is computed", " ".join(notes(context, found))),
+        stated(notes(context, found)),
         told("From the command line", more, line),
     ]
     return Content(panels={"memory": bars(context, found)}, cards=cards(found), body=body)
@@ -143,6 +144,13 @@ def hottest(found: Planned) -> Any:
     return plain_table("Hottest experts, as recorded", table)
 
 
+def stated(lines: Iterable[str]) -> Any:
+    """Short lines one below the other."""
+    title = "What is stated and what is computed"
+    parts = [html.P(line, className="caption") for line in lines]
+    return html.Section([html.H2(title), *parts], className="panel wide", **{"aria-label": title})
+
+
 def notes(context: Context, found: Planned) -> Iterator[str]:
     """What the plan takes from where."""
     made, setting = found.made, found.made.setting
@@ -195,7 +203,7 @@ VIEW = View(
             "Memory of a GPU by layout",
             "Bar chart: bytes of the fullest GPU in each layout by part, with the GPU's memory as "
             "a line",
-            height=560,
+            height=620,
         ),
     ),
     fill=fill,

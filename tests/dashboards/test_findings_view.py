@@ -11,6 +11,7 @@ import pytest
 
 import routeprof
 from routeprof.dashboards.controls import control
+from routeprof.dashboards.figures.findings import findings_by_layer
 from routeprof.dashboards.live.library import Library
 from routeprof.dashboards.live.memo import Memo
 from routeprof.dashboards.panels import diagnosis
@@ -146,6 +147,18 @@ def test_the_figure_marks_the_layers_of_each_finding() -> None:
     answer = examine(Question(view.profile, gpus=8, hardware="h100"))
     assert marks == sorted((one.code, at) for one in answer.findings for at in one.layers)
     assert filled.figure.layout.yaxis.autorange == "reversed"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_severities_differ_in_shape_and_the_gravest_is_on_top(scheme: Any) -> None:
+    found = [("collapse", "error", (2,)), ("skew", "warning", (0, 2)), ("dead", "info", (5,))]
+    figure = findings_by_layer(found, {4: "silent"}, scheme)
+    assert [trace.name for trace in figure.data] == ["error", "warning", "info"]
+    assert len({trace.marker.symbol for trace in figure.data}) == 3
+    assert len({trace.marker.color for trace in figure.data}) == 3
+    assert [list(trace.y) for trace in figure.data] == [["collapse"], ["skew", "skew"], ["dead"]]
+    assert list(figure.layout.yaxis.categoryarray) == ["collapse", "skew", "dead"]
+    assert [line.text for line in figure.layout.annotations] == ["silent"]
 
 
 # -- links

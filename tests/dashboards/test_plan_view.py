@@ -148,7 +148,7 @@ def check_bytes(table: Any, made: Plan) -> None:
 
 def check_bars(figure: Any, made: Plan) -> None:
     """All parts of a layout that fits fill the GPU; those of another reach past the line."""
-    shown = made.splits[:12]
+    shown = made.splits[:10]
     assert len(figure.data[0].y) == len(shown)
     free = [bar for bar in figure.data if bar.name == "free"]
     ends = np.nansum([bar.x for bar in figure.data], axis=0)
