@@ -33,17 +33,22 @@ SEEN: dict[str, tuple[str, dict[str, Any]]] = {
 """The view that shows it, and what has to be chosen there; others are on Health."""
 
 
-def finding_list(title: str, findings: Sequence[Finding], state: ViewState, nothing: str) -> Any:
+def finding_list(
+    title: str, findings: Sequence[Finding], state: ViewState, nothing: str, more: Any = None
+) -> Any:
     """Findings in their order.
 
     Args:
         nothing: what to say where there are none.
+        more: where others are, see ``more_at``.
     """
     if not findings:
         body: Any = html.P(nothing, className="caption")
     else:
         body = html.Ul([_finding(item, state) for item in findings], className="findings")
-    return html.Section([html.H2(title), body], className="panel wide", **{"aria-label": title})
+    return html.Section(
+        [html.H2(title), body, more], className="panel wide", **{"aria-label": title}
+    )
 
 
 def _finding(item: Finding, state: ViewState) -> Any:
@@ -93,4 +98,4 @@ def _layer(item: Finding) -> int | None:
 def more_at(text: str, path: str, state: ViewState) -> Any:
     """A link to where the others are listed."""
     link = dcc.Link(text, href=f"/{path}{state.selection.query()}")
-    return html.Section(html.P(link, className="caption"), className="panel wide")
+    return html.P(link, className="caption")

@@ -34,14 +34,13 @@ def fill(context: Context) -> Content:
     """The page's content."""
     found = judged(context)
     state = context.state
-    lead = [finding_list("What stands out", found.findings, state, _nothing(found))]
-    if found.trust:
-        number = formats.plural(len(found.trust), "finding")
-        lead.append(more_at(f"{number} on what was captured, on Health", "health", state))
+    number = formats.plural(len(found.trust), "finding")
+    trust = more_at(f"{number} on what was captured, on Health", "health", state)
+    more = trust if found.trust else None
     return Content(
         panels={"where": where(context, found)},
         cards=cards(found),
-        lead=lead,
+        lead=[finding_list("What stands out", found.findings, state, _nothing(found), more)],
         body=[unjudged(found), command(context)],
     )
 

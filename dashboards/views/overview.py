@@ -48,7 +48,7 @@ def gravest(context: Context) -> list[Any]:
     found, state = context.profile.findings(context.now), context.state
     nothing = "Nothing stands out in what is selected."
     more = more_at("All findings on the routing, their gains and remedies", "findings", state)
-    return [finding_list("The gravest findings", found[:MOST_FINDINGS], state, nothing), more]
+    return [finding_list("The gravest findings", found[:MOST_FINDINGS], state, nothing, more)]
 
 
 def cards(context: Context) -> list[Card]:

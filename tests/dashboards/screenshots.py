@@ -21,7 +21,7 @@ DARK = ("overview", "heatmap", "layouts")
 CHOSEN = {
     "compare": "&against=collapsed",
     "findings": "&gains=yes&ranks=4",
-    "plan": "&model=deepseek-v3&ranks=16&nodes=2&memory=140&dtype=fp8&batch=64",
+    "plan": "&model=deepseek-v3&ranks=8&memory=140&dtype=fp8&batch=64",
     "prompts": "&batch=8",
     "ranks": "&tag=code&redundant=1",
 }
