@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import dash_mantine_components as dmc
@@ -14,7 +13,6 @@ from routeprof.dashboards.definitions import Kind, definition
 from routeprof.dashboards.figures.common import GRAPH_CONFIG, UNDRAWN
 from routeprof.dashboards.state import ViewState
 from routeprof.dashboards.view import Card, Panel
-from routeprof.diagnose import Finding, layer_list
 
 _WRITE: dict[Kind, Any] = {
     "count": formats.count,
@@ -24,7 +22,6 @@ _WRITE: dict[Kind, Any] = {
     "share": formats.percent,
     "text": lambda value: str(value) if isinstance(value, str) else formats.NOTHING,
 }
-_SEVERITY = {"error": "red", "warning": "orange", "info": "blue"}
 
 
 def term(name: str) -> Any:
@@ -147,39 +144,6 @@ def told(title: str, text: str, command: str = "") -> Any:
     parts = [html.H2(title), html.P(text, className="caption")]
     parts += [html.Pre(html.Code(command), className="command", tabIndex=0)] if command else []
     return html.Section(parts, className="panel wide", **{"aria-label": title})
-
-
-def finding_list(findings: Sequence[Finding], state: ViewState) -> Any:
-    """What was found, the gravest first."""
-    if not findings:
-        body: Any = html.P("Nothing stands out in what is selected.", className="caption")
-    else:
-        body = html.Ul([_finding(item, state) for item in findings], className="findings")
-    return html.Section(
-        [html.H2("Findings"), body], className="panel wide", **{"aria-label": "Findings"}
-    )
-
-
-def _finding(item: Finding, state: ViewState) -> Any:
-    where = []
-    if item.layers:
-        where = [
-            html.Span(f"Layers {layer_list(item.layers)}" if len(item.layers) > 1 else "Layer "),
-        ]
-        if len(item.layers) == 1:
-            where.append(layer_link(item.layers[0], state))
-    return html.Li(
-        [
-            dmc.Badge(item.severity, color=_SEVERITY[item.severity], variant="light"),
-            html.Div(
-                [
-                    html.Div([html.Code(item.code), " ", *where], className="finding-head"),
-                    html.Div(f"{item.evidence[:1].upper()}{item.evidence[1:]}."),
-                    html.Div(["→ ", item.suggestion], className="finding-remedy"),
-                ]
-            ),
-        ]
-    )
 
 
 def notice(text: str, color: str = "yellow") -> Any:

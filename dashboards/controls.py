@@ -12,8 +12,11 @@ from routeprof.dashboards import formats
 from routeprof.dashboards.live.library import Opened
 from routeprof.dashboards.state import (
     ALL,
+    DTYPES,
+    GAINS,
     GPUS,
     MEASURES,
+    MODELS,
     MOST_RANKS,
     ORDERS,
     PLACEMENTS,
@@ -27,8 +30,14 @@ from routeprof.profile import Profile
 from routeprof.rank_loads import usual_ranks
 from routeprof.tables import tag_name
 
-MOST_GPUS, MOST_NODES = 64, 8
-"""Offered for layouts."""
+MOST_GPUS, MOST_NODES, MOST_SEQUENCES = 64, 8, 1024
+"""Offered for layouts and plans."""
+
+MEMORIES = (24, 40, 48, 80, 96, 140, 180, 192, 256, 288)
+"""GiB of common GPUs, such as H100 (80), H200 (140), B200 (180) and MI300X (192)."""
+
+LENGTHS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
+"""Tokens of a sequence."""
 
 
 def phase_options(profile: Profile | None) -> list[dict[str, str]]:
@@ -87,18 +96,30 @@ def control(name: str, opened: Opened, names: Sequence[str], beside: Sequence[st
         return _select(name, "Expert", [str(item) for item in experts], state, "Hottest")
     if name == "ranks":
         usual = _usual_ranks(profile)
+        if "gains" in beside:  # rules take no number for an example
+            usual = usual if "recorded" in usual else "Not recorded"
+            return _select(name, "GPUs", _counts(MOST_GPUS, state.ranks), state, usual)
         if "nodes" in beside:
             choices = _counts(MOST_GPUS, state.ranks, least=2)
             return _select(name, "GPUs", choices, state, usual)
         return _select(name, "Expert-parallel ranks", _rank_choices(profile, state), state, usual)
     if name == "redundant":
         return _select(name, "Replicas of experts", _redundant(state), state, "Not computed")
+    if name == "batch" and "memory" in beside:
+        choices = _counts(MOST_SEQUENCES, state.batch, least=2)
+        return _select(name, "Sequences at once", choices, state, "1")
     if name == "batch":
         return _select(name, "Batch size", _batches(state), state, "Not computed")
     if name == "nodes":
         return _select(name, "Nodes", _counts(MOST_NODES, state.nodes), state)
-    if name == "gpu":
-        return _select(name, "GPU", GPUS, state)
+    if name == "model":
+        return _select(name, "Model", MODELS, state, "As recorded")
+    if name == "memory":
+        return _select(name, "GPU memory", _labelled(MEMORIES, state.memory, "GiB"), state)
+    if name == "length":
+        return _select(name, "Length", _labelled(LENGTHS, state.length, "tokens"), state)
+    if name in _LISTS:
+        return _select(name, *_LISTS[name], state)
     layers = profile.info.layers if profile else ()
     indices = [str(layer.index) for layer in layers if layer.kind == "moe"]
     return _select(name, "Layer", indices, state, "Worst")
@@ -108,6 +129,13 @@ _CHOICES: dict[str, Mapping[str, str]] = {
     "measure": MEASURES,
     "order": ORDERS,
     "placement": PLACEMENTS,
+}
+
+
+_LISTS: dict[str, tuple[str, Mapping[str, str]]] = {
+    "gpu": ("GPU", GPUS),
+    "gains": ("Rules and gains", GAINS),
+    "dtype": ("Type of weights", DTYPES),
 }
 
 
@@ -165,6 +193,11 @@ def _counts(most: int, chosen: int | None, least: int = 1) -> list[str]:
     """Powers of two, and what is chosen."""
     numbers = {2**power for power in range(most.bit_length()) if least <= 2**power <= most}
     return [str(number) for number in sorted(numbers | ({chosen} if chosen else set()))]
+
+
+def _labelled(numbers: Sequence[int], chosen: int, unit: str) -> dict[str, str]:
+    """These numbers and what is chosen, with their unit."""
+    return {str(number): f"{number:,} {unit}" for number in sorted({*numbers, chosen})}
 
 
 def _redundant(state: ViewState) -> dict[str, str]:

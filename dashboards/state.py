@@ -9,6 +9,8 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from routeprof.errors import UsageError
+from routeprof.plan.known import known_names
+from routeprof.plan.precision import FORMATS
 from routeprof.profile import Profile
 from routeprof.tables import tag_name
 from routeprof.timerange import RANGE_TEXT, parse_range, range_text
@@ -20,10 +22,15 @@ MEASURES = {"load": "Load / mean", "share": "Share", "mass": "Gate mass"}
 ORDERS = {"index": "By index", "load": "By load", "rank": "Each layer by load"}
 PLACEMENTS = {"contiguous": "In order", "striped": "Striped", "recorded": "As recorded"}
 GPUS = {name: name.upper() for name in HARDWARE}
+GAINS = {"no": "Not computed", "yes": "Computed"}
+MODELS = {name: name for name in known_names()}
+DTYPES = {name: name.upper() for name in FORMATS}
 USUAL_FACTOR = 1.25
 MOST_RANKS = 1024
 MOST_REDUNDANT = 64
 MOST_BATCH = 1024
+MOST_MEMORY = 4096
+MOST_LENGTH = 100_000_000
 _LONGEST = 2000
 _SHOWN = 60
 
@@ -49,7 +56,13 @@ class ViewState:
         redundant: slots for replicas on each rank, for placements made anew; None for no such.
         nodes: that the GPUs stand in.
         gpu: what they are, a key of GPUS.
-        batch: requests in a batch, for batches composed anew; None for no such.
+        batch: requests in a batch, for batches composed anew; None for no such. Sequences at once,
+            for a memory plan; None for one.
+        gains: whether to judge rules and remedies that take long, a key of GAINS.
+        model: what a memory plan is of, a key of MODELS; None for the recorded one, where known.
+        memory: GiB of each GPU.
+        dtype: of weights, a key of DTYPES.
+        length: tokens of a sequence, prompt and answer.
         against: name of the recording to compare with.
     """
 
@@ -68,6 +81,11 @@ class ViewState:
     nodes: int = 1
     gpu: str = "h100"
     batch: int | None = None
+    gains: str = "no"
+    model: str | None = None
+    memory: int = 80
+    dtype: str = "bf16"
+    length: int = 8192
     against: str | None = None
 
     def query(self, **changes: Any) -> str:
@@ -257,14 +275,29 @@ _CHECKS: dict[str, Callable[[str], Any]] = {
     "nodes": _number(1, MOST_RANKS),
     "gpu": _one_of(GPUS),
     "batch": _number(1, MOST_BATCH),
+    "gains": _one_of(GAINS),
+    "model": _one_of(MODELS),
+    "memory": _number(1, MOST_MEMORY),
+    "dtype": _one_of(DTYPES),
+    "length": _number(1, MOST_LENGTH),
 }
-_CHOICES = {"measure": MEASURES, "order": ORDERS, "placement": PLACEMENTS, "gpu": GPUS}
+_CHOICES = {
+    "measure": MEASURES,
+    "order": ORDERS,
+    "placement": PLACEMENTS,
+    "gpu": GPUS,
+    "gains": GAINS,
+    "model": MODELS,
+    "dtype": DTYPES,
+}
 _REMEDIES = {
     "between": f"a range is {RANGE_TEXT}",
     "ranks": f"a number of ranks is from 1 to {MOST_RANKS}",
     "redundant": f"redundant slots of a rank are from 0 to {MOST_REDUNDANT}",
     "nodes": f"a number of nodes is from 1 to {MOST_RANKS}",
     "batch": f"a batch has from 1 to {MOST_BATCH} requests",
+    "memory": f"a GPU has from 1 to {MOST_MEMORY} GiB",
+    "length": f"a sequence has from 1 to {MOST_LENGTH} tokens",
     "run": "a recording has a name of at most 300 characters",
     "against": "a recording has a name of at most 300 characters",
 }

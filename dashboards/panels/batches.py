@@ -117,7 +117,7 @@ def _compared(context: Context, size: int, ranks: int) -> Batching | str:
         return TOO_MUCH
     try:
         requests = served_requests(profile, _phase(context))
-        if _fits(requests, size) > MOST_FITS:
+        if fits(requests, size) > MOST_FITS:
             return TOO_MUCH
         return compare_requests(requests, [size], ranks=ranks)
     except RouteprofError as error:
@@ -131,7 +131,8 @@ def _all_phases(context: Context) -> Profile:
     return context.all_tags.narrowed(None, context.state.tag)
 
 
-def _fits(requests: Requests, size: int) -> int:
+def fits(requests: Requests, size: int) -> int:
+    """(request, batch, expert) triples that load-aware composition tries."""
     experts = sum(one.layer.experts for one in requests.layers)
     return len(requests.names) ** 2 // size * experts
 

@@ -25,6 +25,15 @@ def command_line(context: Context, verb: str, **options: object) -> str:
         options: by their names without dashes; None leaves one out. A phase among them is meant
             instead of the one that is selected.
     """
+    return _of_selection(context, f"whatif {verb}", options)
+
+
+def diagnose_line(context: Context) -> str:
+    """``routeprof diagnose`` for what is selected."""
+    return _of_selection(context, "diagnose", {"gpus": context.state.ranks})
+
+
+def _of_selection(context: Context, verb: str, options: dict[str, object]) -> str:
     state = context.state
     selected = {
         "phase": state.phase,
@@ -32,5 +41,12 @@ def command_line(context: Context, verb: str, **options: object) -> str:
         "between": range_text(state.between) if state.between else None,
     }
     chosen = {**options, **{name: options.get(name, own) for name, own in selected.items()}}
-    given = (f"--{name} {quote(str(value))}" for name, value in chosen.items() if value is not None)
-    return " ".join([f"routeprof whatif {verb} {SOURCE}", *given])
+    return written(f"routeprof {verb} {SOURCE}", chosen)
+
+
+def written(start: str, options: dict[str, object]) -> str:
+    """A command with options by their names without dashes; None leaves one out."""
+    given = [
+        f"--{name} {quote(str(value))}" for name, value in options.items() if value is not None
+    ]
+    return " ".join([start, *given])

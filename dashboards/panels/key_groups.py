@@ -57,6 +57,12 @@ def tag_and_time(context: Context) -> str:
     return f"{tag}, {formats.time_range(*between)}" if between else tag
 
 
+def phase_and_tag(context: Context) -> str:
+    """The selection without its time, in words."""
+    tag = f"tag {context.state.tag}" if context.state.tag else "all tags"
+    return f"{context.state.phase or 'all phases'}, {tag}"
+
+
 def is_selected(context: Context) -> Callable[[Key], bool]:
     """Whether a phase and tag are the selected ones."""
     state = context.state

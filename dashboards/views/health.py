@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,7 @@ from routeprof.dashboards.components import plain_table
 from routeprof.dashboards.figures.common import blank
 from routeprof.dashboards.figures.layers import bars_by_layer
 from routeprof.dashboards.live.activity import is_quiet
+from routeprof.dashboards.panels.finding_list import finding_list
 from routeprof.dashboards.view import (
     Card,
     Content,
@@ -21,10 +23,12 @@ from routeprof.dashboards.view import (
     View,
     has_values,
 )
+from routeprof.diagnose import completeness, gravest_first
 from routeprof.recording.reader import RankFiles
 from routeprof.tables import column
 
 TABLE = "layer state coverage tokens assignments invalid layer_name".split()
+COMPLETE = "Nothing is known to be missing in what is selected."
 RANKS = "rank rank_state age problems cost_seconds busy_seconds own_cost".split()
 
 
@@ -33,8 +37,15 @@ def fill(context: Context) -> Content:
     return Content(
         panels={"coverage": coverage(context)},
         cards=cards(context),
+        lead=[trust(context)],
         body=[plain_table("Ranks", ranks(context))],
     )
+
+
+def trust(context: Context) -> Any:
+    """What was not captured, or went wrong while it was."""
+    found = gravest_first(completeness(context.profile, context.now))
+    return finding_list("Findings on capture", found, context.state, COMPLETE)
 
 
 def cards(context: Context) -> list[Card]:

@@ -8,9 +8,10 @@ import numpy as np
 import pandas as pd
 
 from routeprof.dashboards import formats
-from routeprof.dashboards.components import finding_list, linked_table
+from routeprof.dashboards.components import linked_table
 from routeprof.dashboards.figures.common import blank
 from routeprof.dashboards.figures.layers import imbalance_by_layer
+from routeprof.dashboards.panels.finding_list import finding_list, more_at
 from routeprof.dashboards.view import (
     Card,
     Content,
@@ -24,6 +25,7 @@ from routeprof.diagnose import HOT_IMBALANCE
 from routeprof.tables import column
 
 WORST_ROWS = 8
+MOST_FINDINGS = 3
 WORST_COLUMNS = (
     "layer imbalance_ratio step_imbalance_p95 hottest_expert top2_share dead_experts "
     "effective_experts coverage"
@@ -36,9 +38,17 @@ def fill(context: Context) -> Content:
     return Content(
         panels={"imbalance": imbalance(context)},
         cards=cards(context),
-        lead=[finding_list(context.profile.findings(context.now), context.state)],
+        lead=gravest(context),
         body=[linked_table("Worst layers", worst_layers(context), context.state)],
     )
+
+
+def gravest(context: Context) -> list[Any]:
+    """The first findings, on capture and on routing, and where the others are."""
+    found, state = context.profile.findings(context.now), context.state
+    nothing = "Nothing stands out in what is selected."
+    more = more_at("All findings on the routing, their gains and remedies", "findings", state)
+    return [finding_list("The gravest findings", found[:MOST_FINDINGS], state, nothing, more)]
 
 
 def cards(context: Context) -> list[Card]:

@@ -18,7 +18,13 @@ from routeprof.sample_data.record import record_prompts
 from tests.dashboards.test_browser import ARGUMENTS, CHROMIUM, drawn
 
 DARK = ("overview", "heatmap", "layouts")
-CHOSEN = {"compare": "&against=collapsed", "ranks": "&tag=code&redundant=1", "prompts": "&batch=8"}
+CHOSEN = {
+    "compare": "&against=collapsed",
+    "findings": "&gains=yes&ranks=4",
+    "plan": "&model=deepseek-v3&ranks=8&memory=140&dtype=fp8&batch=64",
+    "prompts": "&batch=8",
+    "ranks": "&tag=code&redundant=1",
+}
 WIDTH, PHONE = 1280, 390
 
 

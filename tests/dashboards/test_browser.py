@@ -19,6 +19,7 @@ from routeprof.dashboards.figures.palette import PALETTES, Scheme
 from routeprof.dashboards.serve import make_server
 from routeprof.dashboards.views import VIEWS
 from routeprof.report.csv import csv_text
+from routeprof.sample_data import RECORDINGS_DIR
 from tests.commands.conftest import MIXTRAL
 from tests.dashboards.made import HOSTILE, LONG, Writer
 from tests.dashboards.tokens import record_tokens
@@ -150,7 +151,8 @@ def test_every_view_in_both_schemes(
         drawn(page, len(view.panels))
         for panel in view.panels:
             expect(page.get_by_role("img", name=panel.label)).to_be_visible()
-        if view.path not in ("affinity", "layouts"):  # no axes without steps and tokens
+        # There are no axes without steps and tokens, or without a known model.
+        if view.path not in ("affinity", "layouts", "plan"):
             expect(ticks(page)).to_have_css("fill", rgb(PALETTES[scheme].ink))
         assert page.locator("[data-title*='hare'], [data-title*='loud']").count() == 0
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -409,6 +411,52 @@ def test_layouts_are_chosen(
     page.get_by_role("option", name=HOSTILE).click()
     expect(page.locator("code")).to_contain_text(f"--tag {quote(HOSTILE)}")
     assert page.locator("img[src='x']").count() == 0
+
+
+def test_findings_are_judged_where_they_are_asked_for(
+    open_page: Callable[..., Any], serve: Callable[[Path], str]
+) -> None:
+    page = open_page()
+    page.goto(f"{serve(RECORDINGS_DIR / 'collapsed')}/findings?ranks=8")
+    drawn(page, 1)
+    expect(page.get_by_text("computed where it is asked for")).to_be_visible()
+    expect(page.locator(".findings code")).to_have_text(["hot-experts", "small-gemms"])
+    page.get_by_role("textbox", name="Rules and gains").click()
+    page.get_by_role("option", name="Computed", exact=True).click()
+    expect(page).to_have_url(re.compile(r"/findings\?ranks=8&gains=yes$"))
+    expect(page.locator(".findings code")).to_have_text(
+        ["model-skew", "rank-imbalance", "small-gemms"]
+    )
+    expect(page.locator(".finding-gain").first).to_contain_text("the fullest rank would have")
+    expect(page.locator(".unjudged code")).to_contain_text(["overflow", "cross-node"])
+    expect(page.locator(".command")).to_have_text("routeprof diagnose RECORDING --gpus 8")
+    page.get_by_role("link", name="see Ranks").first.click()
+    expect(page).to_have_url(re.compile(r"/ranks\?ranks=8&redundant=0&gains=yes$"))
+    expect(page.get_by_role("heading", name="Ranks", exact=True)).to_be_visible()
+    page.get_by_role("link", name="Health").click()
+    expect(page.get_by_text("Nothing is known to be missing")).to_be_visible()
+
+
+def test_a_plan_is_chosen(open_page: Callable[..., Any], url: str) -> None:
+    page = open_page()
+    page.goto(f"{url}/plan")
+    expect(page.get_by_text("not one of the known")).to_be_visible()
+    page.get_by_role("textbox", name="Model").click()
+    page.get_by_role("option", name="mixtral-8x7b").click()
+    expect(page.locator("#cards .card", has_text="Parameters")).to_contain_text("46.70 B")
+    drawn(page, 1)
+    page.get_by_role("textbox", name="GPUs").click()
+    page.get_by_role("option", name="4", exact=True).click()
+    page.get_by_role("textbox", name="GPU memory").click()
+    page.get_by_role("option", name="24 GiB").click()
+    page.get_by_role("textbox", name="Type of weights").click()
+    page.get_by_role("option", name="FP8", exact=True).click()
+    expect(page).to_have_url(re.compile(r"/plan\?ranks=4&model=mixtral-8x7b&memory=24&dtype=fp8$"))
+    expect(page.locator(".command")).to_contain_text("--gpus 4 --gpu-memory 24GiB --dtype fp8")
+    expect(page.locator(".js-plotly-plot .legendtext").first).to_have_text("attention")
+    expect(page.get_by_text("recording is of another model")).to_be_visible()
+    page.get_by_role("button", name="Numbers", exact=True).click()
+    expect(page.locator("[role='columnheader'][col-id='routed_gib']")).to_have_count(1)
 
 
 def test_live_updates_and_the_pause_button(

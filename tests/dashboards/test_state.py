@@ -40,6 +40,8 @@ def profile(recorded: Path) -> Profile:
         ViewState(ranks=4, redundant=0),
         ViewState(ranks=4, redundant=2, nodes=2, gpu="mi300x"),
         ViewState(phase="prefill", batch=8),
+        ViewState(ranks=8, gains="yes"),
+        ViewState(model="kimi-k2", memory=140, dtype="mxfp4", length=131072, batch=64),
     ],
 )
 def test_a_state_survives_the_address(state: ViewState, profile: Profile) -> None:
@@ -77,6 +79,14 @@ def test_a_state_survives_the_address(state: ViewState, profile: Profile) -> Non
         "?batch=0",
         "?batch=1025",
         "?batch=8,16",
+        "?gains=perhaps",
+        "?model=../../etc/passwd",
+        "?model=/etc/passwd",
+        "?memory=0",
+        "?memory=80GiB",
+        "?dtype=float",
+        "?length=0",
+        "?length=1e6",
         "?" + "x" * 300 + "=1",
     ],
 )
@@ -121,6 +131,22 @@ def test_batches_are_asked_for_and_taken_back(profile: Profile) -> None:
     assert state.selection == ViewState()
     assert with_controls(state, {"batch": "all"}, profile) == ViewState()
     assert control_value("batch", ViewState(), profile) == "all"
+
+
+def test_gains_are_asked_for_and_taken_back(profile: Profile) -> None:
+    state = with_controls(ViewState(), {"gains": "yes"}, profile)
+    assert state == ViewState(gains="yes")
+    assert state.query() == "?gains=yes"
+    assert state.selection == ViewState()
+    assert with_controls(state, {"gains": "no"}, profile) == ViewState()
+
+
+def test_a_plan_is_chosen_and_taken_back(profile: Profile) -> None:
+    chosen = {"model": "mixtral-8x7b", "memory": "24", "dtype": "int4", "length": "2048"}
+    state = with_controls(ViewState(), chosen, profile)
+    assert state == ViewState(model="mixtral-8x7b", memory=24, dtype="int4", length=2048)
+    assert state.query() == "?model=mixtral-8x7b&memory=24&dtype=int4&length=2048"
+    assert with_controls(state, {"model": "all"}, profile).model is None
 
 
 def test_an_expert_is_one_of_its_layer(profile: Profile) -> None:

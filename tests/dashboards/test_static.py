@@ -99,7 +99,7 @@ def test_a_figure_for_a_notebook_is_the_views(profile: Profile) -> None:
 @pytest.mark.parametrize(
     ("arguments", "state", "says"),
     [
-        (("nonsense",), {}, "there is no view 'nonsense'; there are overview, heatmap"),
+        (("nonsense",), {}, "there is no view 'nonsense'; there are overview, findings"),
         (("layer", "nonsense"), {}, "has no panel 'nonsense'; it has experts"),
         (("layer",), {"colour": "red"}, "colour"),
     ],

@@ -46,7 +46,9 @@ SELECTIONS = [
     {"ranks": 5, "placement": "striped", "between": (1.0, 3.0)},
     {"ranks": 64, "placement": "recorded"},
     {"ranks": 8, "redundant": 1, "nodes": 2, "gpu": "h20"},
-    {"batch": 4},
+    {"batch": 4, "gains": "yes"},
+    {"model": "mixtral-8x7b", "ranks": 4, "dtype": "fp8"},
+    {"model": "jamba-v0.1", "ranks": 3, "nodes": 2, "length": 100},
 ]
 
 
