@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from routeprof.whatif.layer_runs import LayerRun
     from routeprof.whatif.layout import Layout
 
-LARGER = 16
-"""Times the batch that the gain is told of."""
+LARGER = (4, 16, 64, 256)
+"""Times the batch that might help."""
 
+SMALL = "more weights are read than tokens make use of"
 CAUSES = {
-    "small_gemms": "more weights are read than tokens make use of: a larger batch",
+    "small_gemms": f"{SMALL}: a larger batch",
     "skew": "the others wait for the fullest rank: place the experts by load",
     "communication": "dispatch and combine: another layout (routeprof whatif layout), or overlap",
 }
@@ -90,16 +91,31 @@ def slower_than_dense(question: Question) -> list[Finding] | str:
             f"modelled at {question.hardware} peak rates on {gpus}, the MoE layers of a decode "
             f"step take {times.ratio:.1f} times as long as dense ones with as many active weights "
             f"({times.dense * 1e3:,.2f} µs): {parts}{unknown}",
-            f"mostly {main.replace('_', ' ')}: {CAUSES[main]}",
+            f"mostly {main.replace('_', ' ')}: {_remedy(main, times.ratio, larger)}",
             phase="decode",
             figures={"ratio": times.ratio, "cause": main, "dense_ms": times.dense, **times.causes},
-            gain=f"at {LARGER} times the batch, if it routes alike, {larger:.1f} times as long",
+            gain=_gain(times.ratio, larger, question.limits.dense_ratio),
         )
     ]
 
 
-def _times(profile: Profile, ranks: int, question: Question) -> tuple[Times, float]:
-    """Times as recorded, and the ratio at `LARGER` times the batch."""
+def _remedy(cause: str, ratio: float, larger: dict[int, float]) -> str:
+    if cause == "small_gemms" and min(larger.values()) >= ratio:
+        return f"{SMALL}, which a larger batch does not mend here: routeprof whatif layout"
+    return CAUSES[cause]
+
+
+def _gain(ratio: float, larger: dict[int, float], limit: float) -> str:
+    """The smallest of `LARGER` that is within the limit, else the best, if it is any better."""
+    times = next((scale for scale, one in larger.items() if one <= limit), None)
+    times = times or min(larger, key=lambda scale: larger[scale])
+    if larger[times] >= ratio:
+        return f"a larger batch would not help: at {times} times, {larger[times]:.1f} times as long"
+    return f"at {times} times the batch, if it routes alike, {larger[times]:.1f} times as long"
+
+
+def _times(profile: Profile, ranks: int, question: Question) -> tuple[Times, dict[int, float]]:
+    """Times as recorded, and the ratio at each of `LARGER`; those only above the limit."""
     from routeprof.whatif.evidence import require_tokens
     from routeprof.whatif.hardware import hardware
     from routeprof.whatif.layer_runs import layer_runs
@@ -122,7 +138,9 @@ def _times(profile: Profile, ranks: int, question: Question) -> tuple[Times, flo
         dense, even, actual = np.sum(each, axis=0) * 1e3 / steps
         return Times(float(dense), float(even), float(actual), communication * scale)
 
-    return times(1), times(LARGER).ratio
+    recorded = times(1)
+    slow = recorded.ratio > question.limits.dense_ratio
+    return recorded, {scale: times(scale).ratio for scale in LARGER if slow}
 
 
 def _of_layer(run: LayerRun, layout: Layout, sizes: Sizes, gpu: Hardware, scale: int) -> FloatArray:

@@ -15,7 +15,7 @@ from routeprof.diagnose.finding import Finding
 from routeprof.diagnose.overflow import overflow_gain
 from routeprof.diagnose.placed import placement_gain
 from routeprof.diagnose.question import Question
-from routeprof.diagnose.speed import _even
+from routeprof.diagnose.speed import _even, _remedy
 from routeprof.diagnose.steps import _chance
 from routeprof.diagnose.stretches import MOST_STRETCHES, stretches
 from routeprof.diagnose.thresholds import DEFAULTS
@@ -312,13 +312,19 @@ def test_sends_between_nodes_are_counted_token_by_token(tmp_path: Path):
 def test_time_against_a_loop_over_experts(tmp_path: Path):
     gpu, weights = HARDWARE["h100"], 3 * 2048 * 1024
     steps = drawn(9, one_hot(3.0), 12, 20)
-    figures = found(record(tmp_path / "run", steps), "slower-than-dense").figures
+    finding = found(record(tmp_path / "run", steps), "slower-than-dense")
+    figures = finding.figures
 
     def gemm(tokens: float, size: float = weights) -> float:
         reading = size * 2 / gpu.memory if tokens else 0.0
         return max(2 * tokens * size / gpu.flops, reading)
 
     loads = [np.array(layer) for step in steps for layer in step.counts]
+
+    def ratio(times: int) -> float:
+        ours = sum(gemm(times * float(count)) for layer in loads for count in layer)
+        return ours / sum(gemm(times * 20, 2 * weights) for _ in loads)
+
     dense = sum(gemm(20, 2 * weights) for _ in loads)
     even = sum(EXPERTS * gemm(40 / EXPERTS) for _ in loads)
     actual = sum(gemm(float(count)) for layer in loads for count in layer)
@@ -328,6 +334,23 @@ def test_time_against_a_loop_over_experts(tmp_path: Path):
     assert figures["communication"] == 0
     assert figures["ratio"] == pytest.approx(actual / dense)
     assert figures["cause"] == "small_gemms"
+    assert ratio(64) > 1.5 > ratio(256)
+    assert (
+        finding.gain
+        == f"at 256 times the batch, if it routes alike, {ratio(256):.1f} times as long"
+    )
+
+
+def test_a_larger_batch_is_not_advised_where_what_is_sent_grows_with_it(tmp_path: Path):
+    random = np.random.default_rng(11)
+    ids = [np.array([random.permutation(EXPERTS)[:2] for _ in range(4096)]) for _ in range(4)]
+    counts = [np.bincount(one.ravel(), minlength=EXPERTS) for one in ids]
+    steps = [Step([load, load], ids=one) for one, load in zip(ids, counts, strict=True)]
+    finding = found(record(tmp_path / "run", steps, level="tokens"), "slower-than-dense", gpus=4)
+    assert finding.figures["cause"] == "communication"
+    assert finding.gain.startswith("a larger batch would not help")
+    assert _remedy("small_gemms", 2.1, {4: 2.7, 16: 2.1}).endswith("routeprof whatif layout")
+    assert _remedy("small_gemms", 2.1, {4: 2.7, 16: 2.0}).endswith("a larger batch")
 
 
 def test_on_ranks_the_slowest_counts_and_communication_needs_tokens(tmp_path: Path):
