@@ -29,6 +29,7 @@ from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any
 
+from routeprof.hooks.configuration import configuration
 from routeprof.hooks.session import Session, Settings, open_session, say, settings, wants
 from routeprof.hooks.sglang_steps import Requests, read_step
 from routeprof.hooks.widths import expert_width
@@ -225,6 +226,7 @@ def _model(runner: Any) -> ModelInfo:
         engine="sglang",
         engine_version=str(sglang.__version__),
         device=str(_device(runner)),
+        config=configuration(config.hf_config),
     )
 
 

@@ -24,6 +24,7 @@ from routeprof.capture.steps import StepCapture
 from routeprof.errors import AlreadyAttachedError, UsageError
 from routeprof.hooks.batch import Batch, BatchReader
 from routeprof.hooks.compiled import forget_compiled
+from routeprof.hooks.configuration import configuration
 from routeprof.hooks.discovery import LayerSpec, find_layers, pass_of
 from routeprof.hooks.taps import FoundLayer, Take, call_after, call_before, call_tap
 from routeprof.hooks.widths import expert_width
@@ -153,6 +154,7 @@ def _model_info(model: nn.Module, name: str) -> ModelInfo:
         engine="transformers" if engine and config is not None else "torch",
         engine_version=str(getattr(engine if config is not None else torch, "__version__", "")),
         device=str(_device(model)),
+        config=configuration(config),
     )
 
 

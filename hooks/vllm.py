@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from routeprof.hooks.configuration import configuration
 from routeprof.hooks.session import Session, Settings, open_session, say, settings, wants
 from routeprof.hooks.vllm_steps import Requests, Step, own_rows
 from routeprof.hooks.widths import expert_width
@@ -192,6 +193,7 @@ def _model(runner: Any) -> ModelInfo:
         engine="vllm",
         engine_version=str(vllm.__version__),
         device=str(runner.device),
+        config=configuration(config.hf_config),
     )
 
 

@@ -79,6 +79,8 @@ class ModelInfo:
     Attributes:
         hidden_size: width of a token.
         expert_width: inner width of a routed expert; None where nobody said.
+        config: what the model's config.json says, with the defaults that it leaves out; None where
+            there is no such configuration.
     """
 
     name: str = ""
@@ -90,3 +92,4 @@ class ModelInfo:
     device: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
     expert_width: int | None = None
+    config: dict[str, Any] | None = None

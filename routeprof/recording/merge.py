@@ -105,8 +105,11 @@ def _common(infos: Sequence[RecordingInfo], names: Sequence[str]) -> RecordingIn
     rules = {info.capacity_rule for info in infos}
     shared = set(infos[0].capacity_factors).intersection(*(info.capacity_factors for info in infos))
     factors = [factor for factor in infos[0].capacity_factors if factor in shared]
+    # One may be of an engine, or of a routeprof, that says less.
+    config = next((info.model.config for info in infos if info.model.config is not None), None)
     return replace(
         infos[0],
+        model=replace(infos[0].model, config=config),
         layers=layers,
         passes=passes,
         level=min((info.level for info in infos), key=LEVELS.index),

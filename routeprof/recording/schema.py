@@ -184,7 +184,7 @@ class RecordingInfo:
         try:
             data["layers"] = tuple(_layer(layer) for layer in data["layers"])
             data["passes"] = tuple(data["passes"])
-            data["model"] = ModelInfo(**_known(ModelInfo, data["model"]))
+            data["model"] = _model(data["model"])
             data["capacity_factors"] = tuple(data["capacity_factors"])
             return cls(**_known(cls, data))
         except (KeyError, TypeError) as error:
@@ -252,6 +252,13 @@ class RankState:
 def _known(kind: type[Any], data: dict[str, Any]) -> dict[str, Any]:
     """The fields that this routeprof knows; a newer one of the same schema may write more."""
     return {item.name: data[item.name] for item in fields(kind) if item.name in data}
+
+
+def _model(data: dict[str, Any]) -> ModelInfo:
+    model = ModelInfo(**_known(ModelInfo, data))
+    if not isinstance(model.config, dict | None):
+        raise TypeError("config of the model is an object or null")
+    return model
 
 
 def _layer(data: dict[str, Any]) -> Layer:

@@ -15,7 +15,7 @@ from routeprof.dashboards.live.source import Source
 from routeprof.errors import EmptyRecordingError, MismatchError, OverlapError, UsageError
 from routeprof.recording.reader import open_recording
 from routeprof.recording.schema import RankState
-from routeprof.topology import Layer
+from routeprof.topology import Layer, ModelInfo
 from tests.recording.made import by_hand, random_parts, write
 from tests.recording.parallel import (
     BOTH,
@@ -383,9 +383,16 @@ def test_no_capacity_factor_in_common(tmp_path):
 
 
 def test_models_of_different_names(tmp_path):
-    named = [{"model": routeprof.topology.ModelInfo(name)} for name in ("mixtral", "qwen")]
+    named = [{"model": ModelInfo(name)} for name in ("mixtral", "qwen")]
     profile = routeprof.load(*days(tmp_path, *named))
     assert "mixtral, qwen" in codes(profile)["recordings-differ"]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_configuration_is_that_of_the_first_that_has_one(tmp_path, first):
+    models = [ModelInfo("m"), ModelInfo("m", config={"n": 1}), ModelInfo("m", config={"n": 2})]
+    profile = routeprof.load(*days(tmp_path, *({"model": one} for one in models[first : first + 2])))
+    assert profile.info.model == ModelInfo("m", config={"n": 1})
 
 
 def test_runs_with_different_layers(tmp_path):

@@ -245,6 +245,8 @@ def test_other_files_and_temporary_ones_are_left_alone(path, rows):
         '{"schema": 1, "layers": 3}',
         '{"schema": 1, "layers": [[]]}',
         '{"schema": 1, "layers": [], "passes": [], "model": {"unheard": 1}}',
+        '{"schema": 1, "id": "r", "layers": [], "passes": [], "capacity_factors": [], '
+        '"model": {"config": ["mixtral"]}}',
         "[" * 100_000,
         b"\xff\xfe\x00",
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 
 import pyarrow.parquet as pq
 import pytest
@@ -58,13 +59,21 @@ def test_recording_json_comes_back_as_it_went(tmp_path):
     info = info_of(
         layers=(Layer(0, "a\n\"客户'", experts=3, top_k=1, drops=True, note="=1+1"),),
         passes=("x",),
-        model=ModelInfo("m", hidden_size=4, extra={"deep": [1, None]}),
+        model=ModelInfo(
+            "m", hidden_size=4, extra={"deep": [1, None]}, config={"model_type": "m", "x": [[0.5]]}
+        ),
         level="tokens",
         gate=False,
         window_seconds=0.5,
         started=1e9 + 0.1,
     )
     assert RecordingInfo.from_json(info.to_json(), "here") == info
+
+
+def test_a_recording_without_a_configuration_is_read_on():
+    data = json.loads(info_of(model=ModelInfo("m")).to_json())
+    del data["model"]["config"]
+    assert RecordingInfo.from_json(json.dumps(data), "here").model == ModelInfo("m")
 
 
 def test_rank_json_comes_back_as_it_went():
