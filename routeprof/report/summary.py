@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 NONE = "–"
 DROPS = "layers {} really drop: they count as invalid, and overflow is of what was kept"
 OVERFLOW_SHOWN = (1.0, 1.25)
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+UNITS = {"B": 0, "KiB": 1, "MiB": 1, "GiB": 1, "TiB": 2}
+"""Units of bytes, and the decimals that are shown with each."""
 NOT_CAPTURED: tuple[State, ...] = ("silent", "unsupported", "idle")
 
 
@@ -67,7 +68,8 @@ def size(value: Any) -> str:
     if pd.isna(value):
         return NONE
     power = min(max(int(value).bit_length() - 1, 0) // 10, len(UNITS) - 1)
-    return f"{value / 1024**power:,.{min(power, 1)}f} {UNITS[power]}"
+    unit, decimals = list(UNITS.items())[power]
+    return f"{value / 1024**power:,.{decimals}f} {unit}"
 
 
 def selection_text(profile: Profile) -> str:
