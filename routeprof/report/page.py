@@ -41,14 +41,16 @@ th, td { padding: .25rem .5rem; text-align: right; border-bottom: 1px solid var(
   overflow-wrap: normal; }
 th { vertical-align: bottom; font-weight: 600; }
 td { white-space: nowrap; }
-td.text, th.text { text-align: left; overflow-wrap: anywhere; white-space: normal; min-width: 11rem; }
+td.text, th.text { text-align: left; overflow-wrap: anywhere; white-space: normal;
+  min-width: 11rem; }
 .meanings { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.2rem;
   font-size: .9rem; }
 .meanings dt { font-family: ui-monospace, monospace; } .meanings dd { margin: 0; }
 @media print { :root { color-scheme: light; --ink: #000; --soft: #444; --line: #bbb; --paper: #fff;
   --card: #fff; --error: #a00; --warning: #740; --info: #048; }
   body { padding: 0; max-width: none; font-size: 11px; } .wide { overflow: visible; }
-  table { font-size: 8px; } th, td { padding: .1rem .3rem; white-space: normal; } tr { break-inside: avoid; } }
+  table { font-size: 8px; } th, td { padding: .1rem .3rem; white-space: normal; }
+  tr { break-inside: avoid; } }
 """
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
