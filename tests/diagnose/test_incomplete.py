@@ -1,0 +1,154 @@
+"""What was not captured, or went wrong: each finding alone, and what just does not cause it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import routeprof
+import routeprof.diagnose
+from routeprof.diagnose.examine import GAINS, RULES
+from routeprof.diagnose.ranks import _PROBLEMS, STALE_SECONDS
+from routeprof.diagnose.remarks import _FACTS
+from routeprof.topology import RankRole
+from tests.diagnose.made import EXPERTS, MODEL, Step, apportioned, moe, record, steady
+from tests.diagnose.test_rules import CASES, Case, Make, severities, with_problem
+
+EVEN = np.ones(EXPERTS)
+
+
+def with_note(root: Path, note: str) -> Path:
+    return record(root / "run", steady(EVEN), layers=[moe(0), moe(1, note=note)])
+
+
+def second_layer_unread(root: Path, unread: bool) -> Path:
+    counts = apportioned(EVEN, 512)
+    reason = {"unsupported": "its experts are not known"} if unread else {}
+    steps = [Step([counts, None if unread else counts])] * 8
+    return record(root / "run", steps, layers=[moe(0), moe(1, **reason)])
+
+
+def so_many_steps(root: Path, steps: int) -> Path:
+    return record(root / "run", steady(EVEN, steps))
+
+
+def naming_no_expert(root: Path, invalid: int) -> Path:
+    counts = apportioned(EVEN, 512 - invalid)
+    return record(root / "run", [Step([counts, counts], invalid=invalid)] * 8)
+
+
+def damaged_part(root: Path, lost: int) -> Path:
+    """So many bytes at the end of the second rank's part are lost."""
+    for rank in (0, 1):
+        record(root / "run", steady(EVEN, 8), role=RankRole(rank, 2, dp=rank, ep=rank))
+    path = root / "run" / "rank-00001" / "part-000000.parquet"
+    path.write_bytes(path.read_bytes()[: -lost or None])
+    return root / "run"
+
+
+def damaged_rank(root: Path, lost: int) -> Path:
+    path = record(root / "run", steady(EVEN)) / "rank-00000" / "rank.json"
+    path.write_bytes(path.read_bytes()[: -lost or None])
+    return root / "run"
+
+
+def twins(root: Path, moved: int) -> Path:
+    """The second counts so many assignments of the last layer for another expert."""
+    counts = apportioned(EVEN, 512)
+    other = counts.copy()
+    other[:2] += (-moved, moved)
+    for rank, own in ((0, counts), (1, other)):
+        role = RankRole(rank, 2, tp=rank, ep=rank, owns_tokens=not rank)
+        record(root / "run", [Step([counts, own])] * 8, role=role)
+    return root / "run"
+
+
+def of_models(root: Path, names: tuple[str, str]) -> list[Path]:
+    """Two nodes of one run."""
+    return [
+        record(
+            root / str(rank),
+            steady(EVEN),
+            role=RankRole(rank, 2, dp=rank, ep=rank),
+            model=replace(MODEL, name=name),
+        )
+        for rank, name in enumerate(names)
+    ]
+
+
+def going_on(root: Path, value: float) -> Path:
+    return record(root / "run", steady(EVEN), state="recording")
+
+
+def later(root: Path, seconds: float) -> dict[str, float]:
+    """So long after the rank wrote last."""
+    files = routeprof.load(root / "run").files
+    assert files is not None
+    (rank,) = files.ranks
+    assert rank.state is not None
+    return {"now": rank.state.updated + seconds}
+
+
+def with_fact(name: str) -> Make:
+    return lambda root, count: record(root / "run", steady(EVEN), facts={name: count})
+
+
+INCOMPLETE = [
+    Case("unsupported-layers", second_layer_unread, True, False),
+    Case("nothing-captured", so_many_steps, 0, 1),
+    Case("invalid-ids", naming_no_expert, 2, 0),
+    Case("damaged-part", damaged_part, 1, 0),
+    Case("damaged-rank", damaged_rank, 1, 0),
+    Case("twins-differ", twins, 1, 0),
+    Case("recordings-differ", of_models, ("base", "tuned"), ("base", "base")),
+    Case("not-stopped", going_on, STALE_SECONDS + 0.5, STALE_SECONDS, later),
+    Case("layer-note", with_note, "counts are of the first stage", ""),
+    *(Case(name.replace("_", "-"), with_problem(name), 1, 0) for name in _PROBLEMS),
+    *(Case(name.replace("_", "-"), with_fact(name), 1, 0) for name in _FACTS),
+]
+SEVERITIES = {
+    "error": "damaged-part hook-failures lost-windows nothing-captured unsupported-layers",
+    "info": "aborted-passes late-windows layer-note preemptions prefix-cached-tokens",
+}
+"""The others are warnings."""
+BY_CODE = pytest.mark.parametrize("case", INCOMPLETE, ids=lambda case: case.code)
+
+
+@BY_CODE
+def test_it_is_all_that_is_found_beside_the_same_recording_in_order(case: Case, tmp_path: Path):
+    wrong = severities(case, tmp_path / "wrong", case.above)
+    fine = severities(case, tmp_path / "fine", case.below)
+    due = [name for name, codes in SEVERITIES.items() if case.code in codes.split()]
+    assert wrong.pop(case.code, "") == (due or ["warning"])[0]
+    assert wrong.items() <= fine.items()
+    assert case.code not in fine
+    assert set(fine.values()) <= {"info"}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.code)
+def test_just_below_nothing_else_is_wrong(case: Case, tmp_path: Path):
+    found = severities(case, tmp_path, case.below)
+    if case.code == "collapse":  # two experts with less than that are hot ones still
+        assert found.pop("hot-experts") == "warning"
+    assert set(found.values()) <= {"info"}
+
+
+def written_codes() -> Iterator[str]:
+    """Codes of findings as the rules' source has them."""
+    for path in Path(routeprof.diagnose.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Finding":
+                first = node.args[0] if node.args else node.keywords[0].value
+                if isinstance(first, ast.Constant):
+                    yield str(first.value)
+
+
+def test_every_code_has_a_pair_of_recordings():
+    codes = {*written_codes(), *RULES, *GAINS}
+    codes |= {name.replace("_", "-") for name in (*_PROBLEMS, *_FACTS)}
+    assert codes == {case.code for case in (*CASES, *INCOMPLETE)}
