@@ -11,7 +11,7 @@ from typing import Any
 from routeprof.errors import UsageError
 from routeprof.plan import families, hybrids
 from routeprof.plan.fields import Fields
-from routeprof.plan.known import known_config, known_names
+from routeprof.plan.known import known_config, known_name, known_names, nearest_names
 from routeprof.plan.shape import Shape
 
 READERS: dict[str, Callable[[Fields], Shape]] = {
@@ -26,6 +26,9 @@ READERS: dict[str, Callable[[Fields], Shape]] = {
     "llama": families.llama,
     "llama4_text": families.llama4,
     "minimax": hybrids.minimax,
+    # As MiniMax's own files call it.
+    "minimax_m1": hybrids.minimax,
+    "minimax_text_01": hybrids.minimax,
     "mixtral": families.mixtral,
     "nemotron_h": hybrids.nemotron_h,
     "olmoe": families.olmoe,
@@ -45,7 +48,7 @@ def read_config(source: str) -> tuple[dict[str, Any], str]:
     """The values of a config.json, and what to call it in a message.
 
     Args:
-        source: a file, a directory that holds config.json, or the short name of a known model.
+        source: a file, a directory that holds config.json, or the name of a known model.
 
     Raises:
         UsageError: there is none, it can't be read, or is no JSON object.
@@ -60,13 +63,21 @@ def read_config(source: str) -> tuple[dict[str, Any], str]:
         raise UsageError(
             f"{source}: {error.strerror}: pass a config.json that can be read"
         ) from None
-    config = known_config(source)
-    if config is None:
-        raise UsageError(
-            f"{source} is no file, no directory and no known model: pass a config.json, a model's "
-            f"directory, or one of {', '.join(known_names())}"
-        )
-    return config, source
+    name, config = known_name(source), known_config(source)
+    if name is None or config is None:
+        raise UsageError(_unknown(source))
+    return config, name
+
+
+def _unknown(source: str) -> str:
+    """What to say where a source is none; all names only where none is alike."""
+    if source.endswith(".json") or source.startswith((".", "/", "~")):
+        return f"{source} is no file and no directory: pass a config.json or a model's directory"
+    says = f"{source} is no file, no directory and no known model: "
+    near = nearest_names(source)
+    if near:
+        return f"{says}pass {' or '.join(near)} if you meant that; routeprof plan x lists all names"
+    return f"{says}pass a config.json, a model's directory, or one of {', '.join(known_names())}"
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -120,7 +131,7 @@ def shape_of(config: Mapping[str, Any], source: str = "config.json") -> Shape:
     notes = [VISION] if inside else []
     if values.get("num_nextn_predict_layers"):
         notes.append(PREDICTION)
-    stored = config.get("quantization_config")
+    stored = config.get("quantization_config") or values.get("quantization_config")
     if isinstance(stored, dict) and isinstance(stored.get("quant_method"), str):
         notes.append(STORED.format(stored["quant_method"]))
     return replace(shape, notes=tuple(notes))

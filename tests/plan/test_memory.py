@@ -50,7 +50,11 @@ def test_deepseek_v3_does_not_fit_eight_gpus_of_80_gb() -> None:
 
 
 def test_deepseek_v3_fits_where_it_is_served() -> None:
-    """In FP8 on 8 x H200, and in BF16 on 16: what SGLang's and vLLM's guides say."""
+    """In FP8 on 8 x H200, and in BF16 on 16.
+
+    docs.sglang.io/docs/basic_usage/deepseek_v3 recommends both, and vLLM's guide the first:
+    docs.vllm.ai/projects/recipes/en/latest/DeepSeek/DeepSeek-V3.html.
+    """
     assert best("deepseek-v3", gpus=8, memory=141 * 10**9, precision=precision("fp8")).fits
     assert best("deepseek-v3", gpus=16, memory=141 * 10**9, reserve=0.2).fits
 
