@@ -15,6 +15,7 @@ from routeprof.dashboards.downloads import add_downloads
 from routeprof.dashboards.live.library import Library
 from routeprof.dashboards.remote import register_remote
 from routeprof.dashboards.routing import layout
+from routeprof.formats import as_recording
 
 _INDEX = """<!DOCTYPE html>
 <html lang="en">
@@ -52,7 +53,7 @@ def create_app(*paths: str | Path, title: str = "routeprof", control: bool = Fal
         title: shown in the header and in the browser's tab.
         control: whether the page may start, pause and stop the recording.
     """
-    library = Library(*paths)
+    library = Library(*(as_recording(path) for path in paths))
     app = Dash(
         "routeprof.dashboards",
         assets_folder=str(Path(__file__).parent / "assets"),

@@ -140,7 +140,7 @@ def _has_sink(runner: Any) -> bool:
 
 def tap(found: FoundRunner, take: Tap) -> None:
     """Have ``take`` called wherever the layer's routing is decided, also inside its graphs."""
-    runner, top_k = found.runner, found.layer.top_k
+    runner, top_k = found.runner, found.layer.choices
     if _has_slot(runner):
         runner.capture_fn = _chained(runner.capture_fn, top_k, take)
     elif _is_monolithic(runner):

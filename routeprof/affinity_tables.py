@@ -57,7 +57,7 @@ def pairs(ids: NDArray[np.int64], layer: Layer) -> Pairs:
     """The pairs in a layer's ids, ``[tokens, k]`` with k of at least 2."""
     tokens = int((ids >= 0).any(axis=1).sum())
     together = affinity.coactivation(ids, layer.experts)
-    random = layer.experts * (layer.top_k - 1) / (layer.top_k * (layer.experts - 1))
+    random = layer.experts * (layer.choices - 1) / (layer.choices * (layer.experts - 1))
     return Pairs(tokens, together, affinity.lift(together, tokens), random)
 
 
@@ -74,7 +74,7 @@ def affinity_table(profile: Profile) -> pd.DataFrame:
     frames = [
         _partners(layer, pairs(profile.tokens(layer.index).ids, layer))
         for layer in layers
-        if layer.top_k > 1
+        if layer.choices > 1
     ]
     frames = [frame for frame in frames if len(frame)]
     if not frames:
@@ -123,7 +123,7 @@ def _successors(
 ) -> pd.DataFrame:
     found = transitions(layer, tokens, following, theirs)
     expert, successor = cells = _listed(found.together)
-    random = following.top_k / following.experts
+    random = following.choices / following.experts
     columns = (
         *(layer.index, expert, following.index, successor),
         *(values[cells] for values in (found.together, found.expected, found.lift, found.shares)),
@@ -164,5 +164,5 @@ def repetition_row(layer: Layer, table: TokenTable) -> tuple[int, float, float, 
         affinity.repetition_first(ids, request),
         affinity.random_repetition_first(layer.experts),
         affinity.repetition_any(ids, request),
-        affinity.random_repetition_any(layer.experts, layer.top_k),
+        affinity.random_repetition_any(layer.experts, layer.choices),
     )

@@ -54,7 +54,7 @@ def read_steps(files: RecordingFiles, profile: Profile) -> StepTable:
             number, number, number, real, text, text, number, number, number, counts, unread
         )
     phase, tag = (np.array(column(table, name).to_pylist(), object) for name in ("phase", "tag"))
-    time = column(table, "time").to_numpy()
+    time = column(table, "time").to_numpy(zero_copy_only=False)  # NaN where it is not known
     keep = _selected(phase, tag, profile)
     if profile.between is not None:
         keep &= _in_windows(time, whole(table, "rank"), profile.totals.windows)

@@ -11,6 +11,7 @@
     │   ├── OverlapError               two directories hold the same part of one run
     │   ├── MismatchError              ranks or recordings of different models
     │   └── LevelRequiredError         the question needs a more detailed level
+    │       └── NotKnownError          the file that was converted does not say it
     ├── CaptureError                   attaching or recording went wrong
     │   ├── NoMoELayersError           the model has no MoE layer that could be measured
     │   ├── AlreadyAttachedError       these layers are being recorded already
@@ -65,6 +66,10 @@ class MismatchError(RecordingError):
 
 class LevelRequiredError(RecordingError):
     """The question can only be answered from a more detailed recording level."""
+
+
+class NotKnownError(LevelRequiredError):
+    """The question needs what the file that was converted does not say."""
 
 
 class CaptureError(RouteprofError):

@@ -18,6 +18,7 @@ from routeprof.affinity_tables import affinity_table, repetition_table, transiti
 from routeprof.detail import StepTable, read_steps
 from routeprof.diagnose import Finding, findings
 from routeprof.errors import EmptyRecordingError, LevelRequiredError, UsageError
+from routeprof.formats import as_recording
 from routeprof.rank_loads import rank_loads_table
 from routeprof.ranks import ranks_table
 from routeprof.recording.fold import Key, Totals, fold
@@ -45,7 +46,7 @@ def load(
     together rank by rank; other directories are further runs of the same model.
 
     Args:
-        path: a recording's directory, or several.
+        path: a recording's directory, or a file of another tool (`routeprof.formats`), or several.
         more: further directories.
         executor: any ``concurrent.futures`` executor to read the parts with.
 
@@ -57,7 +58,7 @@ def load(
         MismatchError: ranks or recordings have different layers under the same index.
     """
     first = [path] if isinstance(path, str | Path) else list(path)
-    files = open_recordings([*first, *more])
+    files = open_recordings([as_recording(one) for one in (*first, *more)])
     parts = files.parts("part")
     totals = fold(parts, files.info, executor=executor)
     if parts and len(totals.unread) == len(parts):
@@ -189,8 +190,13 @@ class Profile:
 
     @property
     def seconds(self) -> float:
-        """Time from the first window's start to the last one's end, added up over runs."""
+        """Time from the first window's start to the last one's end, added up over runs.
+
+        NaN where something was routed at a time that nobody knows.
+        """
         windows = self.totals.windows
+        if not len(windows.window) and self.totals.sums["calls"].any():
+            return float("nan")
         run = windows.rank // RANKS_PER_RUN
         return sum(
             float(windows.end[run == one].max() - windows.start[run == one].min())

@@ -95,6 +95,11 @@ def _total(values: NDArray[Any], numbers: list[int], missing: float = 0) -> NDAr
     return np.where(unknown.all(0), missing, np.where(unknown, 0, part).sum(0))
 
 
+def known_tokens(layer: Layer, tokens: int) -> int | None:
+    """Tokens of a layer; None where its file knows assignments alone."""
+    return None if layer.top_k is None else tokens
+
+
 def moe_layers(profile: Profile) -> list[tuple[int, Layer]]:
     return [(n, layer) for n, layer in enumerate(profile.info.layers) if layer.kind == "moe"]
 
@@ -119,7 +124,7 @@ def coverage_terms(
         for number in numbers:
             expected = int(totals.sums["expected_tokens"][number, position])
             steps = int(totals.sums["steps"][number, position])
-            if expected < 0 or not steps:
+            if expected < 0 or not steps or layer.top_k is None:
                 continue
             calls = int(totals.sums["calls"][number, position])
             times = max(1.0, calls / steps)
@@ -127,7 +132,7 @@ def coverage_terms(
             captured[position] += totals.lists["counts"][number, position].sum()
             captured[position] += totals.sums["invalid"][number, position]
         if whole and made[position]:
-            made[position] += int(profile.missed_by_layer[position]) * layer.top_k
+            made[position] += int(profile.missed_by_layer[position]) * layer.choices
     return captured, made
 
 
@@ -167,7 +172,7 @@ def _layer_row(
         return row
     counts = _total(totals.lists["counts"], numbers)[position, : layer.experts]
     row |= {
-        "tokens": int(_total(totals.sums["tokens"], numbers)[position]),
+        "tokens": known_tokens(layer, int(_total(totals.sums["tokens"], numbers)[position])),
         "assignments": int(counts.sum()),
         "invalid": int(_total(totals.sums["invalid"], numbers)[position]),
     }
@@ -190,7 +195,8 @@ class LayerSteps:
     """Steps of one layer and some keys.
 
     Attributes:
-        counts: int64 [steps, experts]; tokens: int64 [steps].
+        counts: int64 [steps, experts].
+        tokens: int64 [steps]; assignments, which are in proportion, where no tokens are known.
         whole: the recording kept every step that is in its sums.
     """
 
@@ -205,6 +211,8 @@ def layer_steps(profile: Profile, numbers: list[int], position: int, layer: Laye
     mine = (table.layer == layer.index) & np.isin(profile.step_keys, numbers)
     counts, tokens = table.counts[mine][:, : layer.experts], table.tokens[mine]
     summed = _total(totals.lists["counts"], numbers)[position, : layer.experts]
+    if layer.top_k is None:
+        return LayerSteps(counts, counts.sum(axis=1), np.array_equal(counts.sum(0), summed))
     whole = tokens.sum() == _total(totals.sums["tokens"], numbers)[position]
     return LayerSteps(counts, tokens, bool(whole and np.array_equal(counts.sum(0), summed)))
 
@@ -224,6 +232,8 @@ def _step_imbalance(
                 "step_imbalance_max": float(np.fmax.reduce(ratio)),
             }
     histogram = _total(totals.lists["imbalance_histogram"], numbers)[position]
+    if not len(histogram):  # sums alone
+        return {}
     largest = float(np.fmax.reduce(totals.imbalance_max[numbers, position]))
     return {
         "step_imbalance_p50": float(quantiles.histogram_quantile(histogram, 0.50, largest)),
@@ -348,7 +358,7 @@ def _recorded_overflow(
     names = ("counts", "overflow", "overflow_steps", "capacity_slots")
     lists = {name: _total(totals.lists[name], numbers) for name in names}
     for position, layer in moe_layers(profile):
-        if not sums["calls"][position]:
+        if not sums["calls"][position] or layer.top_k is None:
             continue
         for factor in wanted:
             place = profile.info.capacity_factors.index(factor)
@@ -382,7 +392,7 @@ def _overflow_row(
         "capacity_factor": factor,
         "capacity_rule": "ceil",
         "overflow_assignments": over,
-        "overflow_rate": float(overflow.overflow_rate(over, tokens, layer.top_k)),
+        "overflow_rate": float(overflow.overflow_rate(over, tokens, layer.choices)),
         "padding_rate": padding / slots if slots else np.nan,
         "steps": steps,
         "steps_with_overflow": steps_over,
@@ -399,7 +409,7 @@ def _step_overflow(
         if not len(steps.tokens):
             continue
         for factor in wanted:
-            slots = capacity.capacity(steps.tokens, layer.top_k, layer.experts, factor)
+            slots = capacity.capacity(steps.tokens, layer.choices, layer.experts, factor)
             over = overflow.overflow_assignments(steps.counts, slots)
             yield _overflow_row(
                 (phase, tag, layer, factor),

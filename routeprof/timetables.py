@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -27,6 +27,7 @@ def windows_table(profile: Profile) -> pd.DataFrame:
     windows = profile.totals.windows
     layers = profile.info.layers
     experts = np.array([layer.experts for layer in layers] or [0])[windows.layer]
+    unknown = np.array([layer.top_k is None for layer in layers] or [False])
     with np.errstate(invalid="ignore", divide="ignore"):
         imbalance = windows.max_count * experts / windows.assignments
     frame = pd.DataFrame(
@@ -38,12 +39,17 @@ def windows_table(profile: Profile) -> pd.DataFrame:
             "start": windows.start,
             "end": windows.end,
             "steps": windows.steps,
-            "tokens": windows.tokens,
+            "tokens": _tokens(windows.tokens, unknown[windows.layer]),
             "imbalance_ratio": imbalance,
         },
         columns=WINDOW_COLUMNS,
     )
     return frame.sort_values(WINDOW_COLUMNS[:4], ignore_index=True)
+
+
+def _tokens(tokens: NDArray[np.int64], unknown: NDArray[np.bool_]) -> NDArray[Any]:
+    """Tokens, NaN where a converted file knows assignments alone."""
+    return np.where(unknown, np.nan, tokens) if unknown.any() else tokens
 
 
 def _numbered(windows: Windows) -> NDArray[np.int64]:
@@ -58,7 +64,8 @@ def steps_table(profile: Profile) -> pd.DataFrame:
     steps = profile.step_counts()
     layers = {layer.index: layer for _, layer in moe_layers(profile)}
     experts = np.array([layers[index].experts for index in steps.layer], dtype=np.int64)
-    top_k = np.array([layers[index].top_k for index in steps.layer], dtype=np.int64)
+    unknown = np.array([layers[index].top_k is None for index in steps.layer], dtype=bool)
+    top_k = np.array([layers[index].top_k or 0 for index in steps.layer], dtype=np.int64)
     largest, total = steps.counts.max(1, initial=0), steps.counts.sum(1)
     # Capacity at factor 1, rounded up: ceil(tokens · k / experts).
     slots = -(-steps.tokens * top_k // np.maximum(experts, 1))
@@ -70,11 +77,11 @@ def steps_table(profile: Profile) -> pd.DataFrame:
                 "layer": steps.layer,
                 "time": steps.time,
                 "phase": steps.phase,
-                "tokens": steps.tokens,
+                "tokens": _tokens(steps.tokens, unknown),
                 "requests": pd.array(steps.requests, dtype="Int64"),
                 "imbalance_ratio": largest * experts / total,
                 "max_load": largest,
-                "overflow_rate_1.0": over / (steps.tokens * top_k),
+                "overflow_rate_1.0": over / np.where(unknown, np.nan, steps.tokens * top_k),
             },
             columns=STEP_COLUMNS,
         )

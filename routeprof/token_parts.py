@@ -71,7 +71,7 @@ def layer_tokens(parts: TokenParts, profile: Profile, layer: Layer) -> TokenTabl
     runs = _runs(parts, profile, layer)
     if runs is None or not runs.num_rows:
         empty = np.zeros(0, dtype=np.int64)
-        ids = np.zeros((0, layer.top_k), dtype=np.int64)
+        ids = np.zeros((0, layer.choices), dtype=np.int64)
         return TokenTable(empty, empty, empty, empty, ids, parts.unread)
     tokens, step, rank = (whole(runs, name) for name in ("tokens", "step", "rank"))
     ids = column(runs, "ids").flatten().cast(pa.int64()).fill_null(-1).to_numpy()
@@ -81,7 +81,7 @@ def layer_tokens(parts: TokenParts, profile: Profile, layer: Layer) -> TokenTabl
         np.repeat(rank, tokens),
         request,
         position,
-        ids.reshape(-1, layer.top_k),
+        ids.reshape(-1, layer.choices),
         parts.unread,
     )
 

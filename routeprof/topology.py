@@ -1,9 +1,11 @@
-"""What is measured: layers, their routers, and the part a rank plays. Facts only, no behaviour."""
+"""What is measured: layers, their routers, and the part a rank plays. Facts only."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from routeprof.errors import NotKnownError
 
 PHASES = ("prefill", "decode", "mixed", "draft", "verify", "unknown")
 """Phases of a step, in the order in which recordings and tables list them."""
@@ -25,7 +27,7 @@ class Layer:
         name: path of the module, such as ``model.layers.3.mlp``.
         kind: ``moe``, or ``dense`` for a block without routed experts.
         experts: number of experts a token can be sent to, zero experts included; 0 for dense.
-        top_k: experts per token; 0 for dense.
+        top_k: experts per token; 0 for dense, None where a converted file does not say.
         router: how the router turns logits into scores.
         gate: what the router hands out: ``logits``, ``probabilities``, or ``none`` where it
             hands out nothing or does not choose by it (hash routing).
@@ -43,7 +45,7 @@ class Layer:
     name: str
     kind: LayerKind = "moe"
     experts: int = 0
-    top_k: int = 0
+    top_k: int | None = 0
     router: RouterKind = "unknown"
     gate: GateOutput = "none"
     unsupported: str = ""
@@ -53,6 +55,20 @@ class Layer:
     drops: bool = False
     executed: bool = True
     note: str = ""
+
+    @property
+    def choices(self) -> int:
+        """``top_k``, for what cannot be computed without.
+
+        Raises:
+            NotKnownError: it is not known.
+        """
+        if self.top_k is None:
+            raise NotKnownError(
+                f"how many experts a token has in layer {self.index} is not known; convert the "
+                "file again with --top-k"
+            )
+        return self.top_k
 
 
 @dataclass(frozen=True)

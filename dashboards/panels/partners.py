@@ -21,7 +21,7 @@ def partners(context: Context, layer: Layer, expert: int) -> Filled:
     table = pd.DataFrame()
     if not has_tokens(context.profile):
         return Filled(blank(NEEDED, context.scheme), "", table)
-    if layer.top_k < 2:
+    if layer.choices < 2:
         return Filled(blank(NO_PAIRS, context.scheme), "", table)
     found = pairs(context.profile.tokens(layer.index).ids, layer)
     if not found.tokens:
@@ -36,7 +36,7 @@ def partners(context: Context, layer: Layer, expert: int) -> Filled:
     figure = partner_bars(partner, lift, together, found.random, context.scheme)
     caption = (
         f"How much more often than by independent choice a token of expert {expert} is also the "
-        f"partner's, {context.selection}; random top-{layer.top_k} routing gives "
+        f"partner's, {context.selection}; random top-{layer.choices} routing gives "
         f"{found.random:.2f}. Partners that independence would bring together at least {FEWEST} "
         "times. Click one to open it."
     )

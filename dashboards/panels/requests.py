@@ -53,7 +53,7 @@ def chance_by_length(
     """Lengths between the shortest and the longest request, and what chance alone gives them."""
     lengths = np.geomspace(max(int(tokens.min()), 1), max(int(tokens.max()), 2), 60)
     layers = [context.profile.info.layers[place] for place in context.profile.captured]
-    each = [by_chance(layer.experts, lengths * layer.top_k) for layer in layers]
+    each = [by_chance(layer.experts, lengths * layer.choices) for layer in layers]
     chance = np.mean(each, axis=0)
     close = chance < 0.25  # beyond, the approximation no longer holds
     return lengths[close], chance[close]

@@ -18,5 +18,5 @@ def has_tokens(profile: Profile) -> bool:
 def affordable(profile: Profile) -> int:
     """How many layers' ids a figure may look at, at least two."""
     tokens = profile.totals.sums["tokens"].sum(0)
-    ids = [int(tokens[place]) * profile.info.layers[place].top_k for place in profile.captured]
+    ids = [int(tokens[place]) * profile.info.layers[place].choices for place in profile.captured]
     return max(2, MOST_IDS * len(ids) // max(sum(ids), 1))

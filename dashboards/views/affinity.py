@@ -35,7 +35,7 @@ def fill(context: Context) -> Content:
     if not len(tokens.ids):
         text = f"No single tokens of layer {layer.index} were kept in this selection."
         return _nothing(context, text)
-    found = pairs(tokens.ids, layer) if layer.top_k > 1 else None
+    found = pairs(tokens.ids, layer) if layer.choices > 1 else None
     table = pair_table(found) if found is not None else pd.DataFrame()
     repeated = repetition_table(context, layer)
     return Content(
@@ -72,7 +72,7 @@ def lift(context: Context, layer: Layer, found: Pairs | None, table: pd.DataFram
     caption = (
         f"Layer {layer.index}, {context.selection}, {formats.count(found.tokens)} tokens: how much "
         "more often than by independent choice one token takes both experts, in doublings around "
-        f"what random top-{layer.top_k} routing gives, {found.random:.2f}. Orange pairs attract "
+        f"what random top-{layer.choices} routing gives, {found.random:.2f}. Orange pairs attract "
         "each other, blue ones avoid each other."
     )
     return Filled(figure, caption, table)
@@ -107,8 +107,8 @@ def inter_layer(context: Context, layer: Layer, tokens: TokenTable) -> Filled:
         f"Of the tokens that take an expert of layer {layer.index}, the share that takes each "
         f"expert of layer {following.index}, {context.selection}, "
         f"{formats.count(found.tokens)} tokens. At random it is "
-        f"{formats.percent(following.top_k / following.experts)}; a row adds up to "
-        f"{following.top_k}, a token's choices."
+        f"{formats.percent(following.choices / following.experts)}; a row adds up to "
+        f"{following.choices}, a token's choices."
     )
     return Filled(figure, caption, _pairs_by_share(found.shares))
 

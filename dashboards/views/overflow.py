@@ -88,7 +88,7 @@ def cards(context: Context, table: pd.DataFrame, at: pd.DataFrame) -> list[Card]
 def factors_needed(context: Context, table: pd.DataFrame) -> tuple[str, pd.DataFrame]:
     """Title and rows: the capacity factor that some rates of overflow need."""
     steps = context.steps
-    top_k = {layer.index: layer.top_k for _, layer in moe_layers(context.profile)}
+    top_k = {layer.index: layer.choices for _, layer in moe_layers(context.profile)}
     if set(steps) == set(context.profile.layer_indices):
         routed = {index: own for index, own in steps.items() if own.counts.any()}
         if routed:

@@ -106,7 +106,7 @@ class RoutingCounters:
         layer, sections = self.layout.layers[position], self.layout.gate_sections
         keep = None if valid is None else valid > 0
         mass, scalars = kernels.gate_statistics(
-            logits, keep, layer.router, layer.top_k, layer.gate == "probabilities"
+            logits, keep, layer.router, layer.choices, layer.gate == "probabilities"
         )
         row = self.gate_pending[position]
         row[sections["mass"]][: layer.experts] += torch.where(self.step_on > 0, mass, 0.0)
@@ -155,7 +155,7 @@ class RoutingCounters:
                 None,
                 offset,
                 layer.experts,
-                layer.top_k,
+                layer.choices,
                 kernels.scoring(layer),
             )
             return

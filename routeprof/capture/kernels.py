@@ -130,7 +130,7 @@ class StepConstants:
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         experts = [layer.experts for layer in layout.layers]
-        top_k = [layer.top_k for layer in layout.layers]
+        top_k = [layer.choices for layer in layout.layers]
         self.experts = torch.tensor(experts, device=device)
         self.top_k = torch.tensor(top_k, device=device)
         numerators = torch.tensor([f.numerator for f in layout.factors], device=device)

@@ -49,7 +49,7 @@ class Layout:
 
     @cached_property
     def top_k(self) -> int:
-        return max(layer.top_k for layer in self.layers)
+        return max(layer.choices for layer in self.layers)
 
     @cached_property
     def slots(self) -> int:

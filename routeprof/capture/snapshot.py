@@ -175,7 +175,7 @@ def fetch_tokens(ring: TokenRing, starts: list[int], row_start: int) -> TokenDet
             ring,
             (ring.cursor[position], ring.reached[position]),
             starts[position],
-            (ring.ids[position][:, : layer.top_k], ring.steps[position]),
+            (ring.ids[position][:, : layer.choices], ring.steps[position]),
         )
         done = int(np.searchsorted(layer_steps, finished))
         ids.append(layer_ids[:done])

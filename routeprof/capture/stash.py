@@ -36,7 +36,7 @@ class Stash:
         self.valid = torch.zeros(STASH_ROWS, dtype=torch.int64, device=device)
         self.step = torch.zeros(STASH_ROWS, dtype=torch.int64, device=device)
         self._experts = torch.tensor([layer.experts for layer in layout.layers], device=device)
-        top_k = torch.tensor([layer.top_k for layer in layout.layers], device=device)
+        top_k = torch.tensor([layer.choices for layer in layout.layers], device=device)
         choices = torch.arange(layout.top_k, device=device)
         self._chosen = (choices[None, :] < top_k[:, None]).long()
         self._offset = torch.arange(count, device=device) * layout.step_width
@@ -151,7 +151,7 @@ class Stash:
         for first, last, layer in self._runs:
             logits = self.logits[first:last, : self.used, : layer.experts]
             mass, scalars = kernels.gate_statistics(
-                logits, keep[first:last], layer.router, layer.top_k, layer.gate == "probabilities"
+                logits, keep[first:last], layer.router, layer.choices, layer.gate == "probabilities"
             )
             block = gate_pending[first:last]
             block[:, sections["mass"]][:, : layer.experts] += mass
@@ -167,7 +167,7 @@ def _gate_runs(layers: tuple[Layer, ...]) -> Iterator[tuple[int, int, Layer]]:
     """Consecutive layers whose gates can be computed together: first, last + 1, one of them."""
 
     def key(layer: Layer) -> tuple[object, ...]:
-        return (layer.router, layer.gate, layer.top_k, layer.experts)
+        return (layer.router, layer.gate, layer.choices, layer.experts)
 
     position = 0
     for _, group in groupby(layers, key):

@@ -12,6 +12,7 @@ from routeprof.commands.attach import attach
 from routeprof.commands.audit import audit
 from routeprof.commands.check import check
 from routeprof.commands.control import pause, start, stop
+from routeprof.commands.convert import convert
 from routeprof.commands.dashboard import dashboard
 from routeprof.commands.demo import demo
 from routeprof.commands.detach import detach
@@ -41,6 +42,7 @@ for verb in (attach, detach, start, pause, stop, status):
     app.command()(verb)
 app.command()(summary)
 app.command()(report)
+app.command()(convert)
 app.command()(diagnose)
 app.command()(check)
 app.command()(dashboard)

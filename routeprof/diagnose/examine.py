@@ -18,6 +18,7 @@ from routeprof.diagnose.remarks import remark_findings
 from routeprof.diagnose.routing import dead_experts, small_gemms
 from routeprof.diagnose.skew import skew
 from routeprof.diagnose.speed import slower_than_dense
+from routeprof.errors import NotKnownError
 
 RULES: dict[str, Rule] = {
     "overflow": overflow,
@@ -59,7 +60,7 @@ def examine(question: Question, *, gains: bool = True) -> Answer:
     if no_cause:
         unjudged["narrow-input, model-skew"] = no_cause
     for code, rule in RULES.items():
-        made = rule(question)
+        made = _asked(rule, question)
         if isinstance(made, str):
             unjudged[code] = made
         else:
@@ -69,6 +70,16 @@ def examine(question: Question, *, gains: bool = True) -> Answer:
     return Answer(gravest_first(found), unjudged)
 
 
+def _asked(rule: Rule, question: Question) -> list[Finding] | str:
+    try:
+        return rule(question)
+    except NotKnownError as error:
+        return str(error)
+
+
 def _with_gain(finding: Finding, question: Question) -> Finding:
-    gain = GAINS[finding.code](question) if finding.code in GAINS else ""
+    try:
+        gain = GAINS[finding.code](question) if finding.code in GAINS else ""
+    except NotKnownError:
+        gain = ""
     return replace(finding, gain="; ".join(filter(None, (finding.gain, gain))))

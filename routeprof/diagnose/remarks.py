@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 
 
 def remark_findings(profile: Profile) -> Iterator[Finding]:
-    """Recordings that differ, facts of the engine, notes on layers."""
+    """Recordings that differ, what a file could not say, facts of the engine, notes on layers."""
     yield from _differences(profile)
+    yield from _converted(profile)
     yield from _facts(profile)
     yield from _notes(profile)
 
@@ -21,6 +22,19 @@ def remark_findings(profile: Profile) -> Iterator[Finding]:
 def _differences(profile: Profile) -> Iterator[Finding]:
     for line in profile.files.remarks if profile.files else ():
         yield Finding("recordings-differ", "warning", line, "load them apart to see each whole")
+
+
+def _converted(profile: Profile) -> Iterator[Finding]:
+    """What a file of another tool could not say."""
+    for note in profile.info.notes:
+        yield Finding("converted", "info", f"{profile.info.source}: {note}", "keep it in mind")
+    if any(layer.top_k is None for layer in profile.info.layers):
+        yield Finding(
+            "top-k-unknown",
+            "info",
+            "how many experts a token has is not known, so tokens and overflow are not, either",
+            "routeprof convert FILE --top-k K -o DIR",
+        )
 
 
 _FACTS: dict[str, tuple[str, str]] = {

@@ -149,7 +149,7 @@ def _of_layer(run: LayerRun, layout: Layout, sizes: Sizes, gpu: Hardware, scale:
 
     counts, tokens = run.counts * scale, run.tokens * scale
     flops = gpu.flops_8bit if sizes.weight <= 1 else gpu.flops
-    active = sizes.expert * run.layer.top_k
+    active = sizes.expert * run.layer.choices
     dense = np.maximum(2 * active * tokens / layout.ep / flops, active * sizes.weight / gpu.memory)
     slots = rank_of_slot(run.experts, layout.ep)
     seconds = [

@@ -80,7 +80,7 @@ def _chance(question: Question, position: int, layer: Layer) -> float:
             continue
         sizes = _sizes(question, layer.index, number, float(loads[key].sum()) / steps)
         drawn = random.multinomial(sizes, total / total.sum()).max(axis=1)
-        largest = np.minimum(drawn, -(-sizes // layer.top_k))
+        largest = np.minimum(drawn, -(-sizes // layer.choices))
         ratios.append(largest * layer.experts / sizes)
         weights.append(sizes * (loads[key].sum() / sizes.sum()))
     return float(weighted_quantile(np.concatenate(ratios), np.concatenate(weights), 0.95))

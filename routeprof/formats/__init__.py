@@ -1,1 +1,159 @@
-"""Other tools' files, one package or module for each kind."""
+"""Other tools' files: routing that was recorded elsewhere, as recordings of our own.
+
+`recognised` says which tool wrote a file, `read` what is in it, and `as_recording` makes a
+recording of it, which every verb then reads.
+"""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from routeprof.errors import NotARecordingError, UsageError
+from routeprof.formats import tables
+from routeprof.formats.source import Source
+from routeprof.topology import PHASES
+
+__all__ = ["FORMATS", "Format", "Told", "as_recording", "convert", "read", "recognised"]
+
+
+@dataclass(frozen=True)
+class Format:
+    """One kind of file.
+
+    Attributes:
+        about: what it is, for the list of formats.
+        recognises: whether a path, a file or a directory, is of this kind, by its name and its
+            first bytes.
+        read: what it holds.
+        together: several files are ranks or pieces of one run, and read at once.
+    """
+
+    about: str
+    recognises: Callable[[Path], bool]
+    read: Callable[[Sequence[Path]], Source]
+    together: bool = False
+
+
+FORMATS: dict[str, Format] = {
+    "npy": Format("NumPy array [layers, experts] or [steps, …]", tables.is_npy, tables.read_npy),
+    "csv": Format("CSV layer,expert,count", tables.is_csv, tables.read_csv),
+}
+"""By name; the first that recognises a file reads it."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the user says of a file that the file does not; what it does say stands.
+
+    Attributes:
+        top_k: experts of a token in every MoE layer.
+        phase, tag: of steps without one.
+    """
+
+    top_k: int | None = None
+    phase: str | None = None
+    tag: str | None = None
+
+
+def recognised(path: Path) -> str | None:
+    """Name of the format that a path is of; None for a recording, or what nobody knows.
+
+    Raises:
+        UsageError: there is nothing at that path, or it must not be read.
+    """
+    try:
+        return next((name for name, one in FORMATS.items() if one.recognises(path)), None)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}): pass another path") from None
+
+
+def read(paths: Sequence[Path], name: str, told: Told | None = None) -> Source:
+    """What is in some files of a format.
+
+    Raises:
+        UsageError: they cannot be read, or what was told contradicts them.
+    """
+    if name not in FORMATS:
+        raise UsageError(f"format {name!r} is not one of {', '.join(FORMATS)}")
+    try:
+        return _with(FORMATS[name].read(paths), told or Told())
+    except (OSError, UnicodeDecodeError, MemoryError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+        raise UsageError(f"{paths[0]} cannot be read ({reason}): pass another copy") from None
+
+
+def convert(
+    paths: Sequence[Path], directory: Path, name: str | None = None, told: Told | None = None
+) -> Path:
+    """Make a recording of files; returns its directory.
+
+    Raises:
+        UsageError: as ``read``; or nobody knows what the files are.
+        RecordingExistsError: the directory holds something already.
+    """
+    from routeprof.formats.recorded import write_recording
+
+    for path in paths:
+        if not path.exists():
+            raise UsageError(f"{path} does not exist: pass a file")
+    known = name or recognised(paths[0])
+    if known is None:
+        raise UsageError(
+            f"{paths[0]} is of no known kind: pass --format, one of {', '.join(FORMATS)}"
+        )
+    return write_recording(read(paths, known, told), directory)
+
+
+def as_recording(path: str | Path) -> Path:
+    """A recording's directory as it is; for another tool's file a recording that was made of it.
+
+    What was made lies in a temporary directory until the process ends.
+
+    Raises:
+        NotARecordingError: the path is neither.
+        UsageError: as ``read``.
+    """
+    path = Path(path)
+    if (path.is_dir() and any(path.glob("rank-*"))) or not path.exists():
+        return path
+    name = recognised(path)
+    if name is None:
+        if path.is_dir():
+            return path
+        raise NotARecordingError(
+            f"{path} is neither a recording nor a file that routeprof reads: pass a recording's "
+            f"directory, or one of {', '.join(FORMATS)} (routeprof convert --help)"
+        )
+    made = Path(tempfile.mkdtemp(prefix="routeprof-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return convert([path], made / path.name, name)
+
+
+def _with(source: Source, told: Told) -> Source:
+    """The source with what was told."""
+    layers = source.layers
+    if told.top_k is not None:
+        layers = tuple(
+            replace(layer, top_k=told.top_k) if layer.top_k is None else layer for layer in layers
+        )
+        for layer in layers:
+            if layer.kind == "moe" and not 1 <= told.top_k <= layer.experts:
+                raise UsageError(f"top_k is {told.top_k}: pass 1 to {layer.experts}")
+    if told.phase is not None and told.phase not in PHASES:
+        raise UsageError(f"phase {told.phase!r} is not one of {', '.join(PHASES)}")
+    if told.phase is None and told.tag is None:
+        return replace(source, layers=layers)
+    steps = (
+        replace(
+            step,
+            phase=told.phase if told.phase and step.phase == "unknown" else step.phase,
+            tag=step.tag or told.tag,
+        )
+        for step in source.steps
+    )
+    return replace(source, layers=layers, steps=steps)

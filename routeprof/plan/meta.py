@@ -102,7 +102,7 @@ def _first(model: nn.Module, *names: str) -> int:
 
 def _moe(layer: Layer, hidden: int) -> Moe:
     """Its experts; their width is not needed where activations are not computed."""
-    return Moe(layer.experts - layer.zero_experts, layer.top_k, hidden)
+    return Moe(layer.experts - layer.zero_experts, layer.choices, hidden)
 
 
 def _weights(model: nn.Module, layers: list[FoundLayer]) -> Iterator[Weight]:
@@ -122,7 +122,7 @@ def _weights(model: nn.Module, layers: list[FoundLayer]) -> Iterator[Weight]:
         yield Weight(part, tensor.numel(), ANY_WAYS if matrix else 1, matrix)
     for layer, numbers in routed.items():
         experts = layer.experts - layer.zero_experts
-        yield Weight("routed_experts", numbers, ANY_WAYS, True, layer.index, experts, layer.top_k)
+        yield Weight("routed_experts", numbers, ANY_WAYS, True, layer.index, experts, layer.choices)
 
 
 def _is_routed(name: str, tensor: Tensor, layer: Layer) -> bool:

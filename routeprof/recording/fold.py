@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from routeprof.recording.reader import Part, column, read_part
@@ -110,7 +111,7 @@ class Totals:
             row knew the number.
         lists: for each name in LISTS, [keys, layers, width].
         imbalance_max: [keys, layers], the largest max / mean load of any step.
-        windows: the timeline.
+        windows: the timeline; windows without a time have no place on it.
         unread: one line for each part that could not be read.
     """
 
@@ -178,7 +179,7 @@ def fold_part(
     if isinstance(table, str):
         return merge([], info, (table,))
     if between is not None:
-        end = column(table, "end").to_numpy()
+        end = column(table, "end").to_numpy(zero_copy_only=False)  # NaN where it is not known
         table = table.filter(pa.array((end > between[0]) & (end <= between[1])))
     if not table.num_rows:
         return merge([], info)
@@ -195,7 +196,8 @@ def _add_rows(table: pa.Table, info: RecordingInfo) -> Totals:
     layer = np.array([positions[index] for index in column(table, "layer").to_pylist()])
     place = (key, layer)
     shape = (len(keys), len(info.layers))
-    sums = {name: _sum(column(table, name), name, place, shape) for name in SUMS}
+    columns = {name: column(table, name) for name in SUMS} | {"calls": _calls(table)}
+    sums = {name: _sum(values, name, place, shape) for name, values in columns.items()}
     factors = len(info.capacity_factors)
     padded = {name: _padded(column(table, name), factors) for name in LISTS}
     lists = {name: _sum_lists(padded[name], name, place, shape) for name in LISTS}
@@ -203,6 +205,12 @@ def _add_rows(table: pa.Table, info: RecordingInfo) -> Totals:
     seen = column(table, "imbalance_max").fill_null(np.nan).to_numpy(zero_copy_only=False)
     np.fmax.at(imbalance_max, place, seen)
     return Totals(keys, sums, lists, imbalance_max, _windows(table, key, layer, padded))
+
+
+def _calls(table: pa.Table) -> pa.Array:
+    """Calls of the layer, 1 where a converted file has its counts and not how often it ran."""
+    calls, counted = column(table, "calls"), column(table, "counts").is_valid()
+    return pc.if_else(pc.and_(calls.is_null(), counted), 1, calls)
 
 
 def _numbers(values: pa.Array, missing: float) -> NDArray[Any]:
@@ -254,7 +262,8 @@ def _windows(
     padded: dict[str, tuple[NDArray[Any], NDArray[np.bool_]]],
 ) -> Windows:
     counts = padded["counts"][0]
-    ran = _numbers(column(table, "calls"), 0) > 0
+    timed = column(table, "end").is_valid().to_numpy(zero_copy_only=False)
+    ran = timed & (_numbers(_calls(table), 0) > 0)
     whole = {name: _numbers(column(table, name), 0) for name in ("window", "rank", "steps")}
     return Windows(
         window=whole["window"][ran].astype(np.int64),

@@ -76,4 +76,4 @@ def _both(one: Layer, other: Layer, holder: str, source: str) -> Layer:
 def _size(layer: Layer) -> str:
     if layer.kind == "dense":
         return "dense"
-    return f"of {layer.experts} experts, top-{layer.top_k},"
+    return f"of {layer.experts} experts, top-{'unknown' if layer.top_k is None else layer.top_k},"

@@ -279,7 +279,7 @@ def _fault(table: pa.Table, part: Part, info: RecordingInfo) -> str:
     factors = info.capacity_factors if part.factors is None else part.factors
     lengths |= dict.fromkeys(_BY_FACTOR, np.full(len(indices), len(factors)))
     if "ids" in table.column_names:
-        top_k = np.array([layers[index].top_k for index in indices], dtype=np.int64)
+        top_k = np.array([layers[index].top_k or 0 for index in indices], dtype=np.int64)
         lengths["ids"] = column(table, "tokens").fill_null(0).to_numpy() * top_k
     wrong = [name for name in lengths if name in table.column_names]
     wrong = [name for name in wrong if not _fits(column(table, name), lengths[name])]

@@ -129,6 +129,8 @@ class RecordingInfo:
         started: seconds since the epoch.
         run: name of the launch, the same for all its ranks on all nodes; empty where none was
             given. Directories of one run are parts of one recording.
+        source: the tool whose files were converted; empty for what routeprof recorded.
+        notes: what a reader of converted numbers must know.
     """
 
     id: str
@@ -144,6 +146,8 @@ class RecordingInfo:
     started: float = 0.0
     routeprof: str = ""
     run: str = ""
+    source: str = ""
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """The text of ``recording.json``."""
@@ -186,6 +190,7 @@ class RecordingInfo:
             data["passes"] = tuple(data["passes"])
             data["model"] = _model(data["model"])
             data["capacity_factors"] = tuple(data["capacity_factors"])
+            data["notes"] = tuple(data.get("notes", ()))
             return cls(**_known(cls, data))
         except (KeyError, TypeError) as error:
             raise NotARecordingError(
@@ -263,6 +268,7 @@ def _model(data: dict[str, Any]) -> ModelInfo:
 
 def _layer(data: dict[str, Any]) -> Layer:
     layer = Layer(**_known(Layer, data))
-    if not all(isinstance(number, int) for number in (layer.index, layer.experts, layer.top_k)):
+    numbers = (layer.index, layer.experts, 0 if layer.top_k is None else layer.top_k)
+    if not all(isinstance(number, int) for number in numbers):
         raise TypeError("index, experts and top_k of a layer are whole numbers")
     return layer

@@ -68,7 +68,7 @@ def _steps(profile: Profile, numbers: list[int], position: int, layer: Layer) ->
     steps = layer_steps(profile, numbers, position, layer)
     if not steps.whole or steps.tokens.min(initial=0) < 0:
         return None
-    routed = RoutedSteps(steps.counts, steps.tokens, layer.top_k)
+    routed = RoutedSteps(steps.counts, steps.tokens, layer.choices)
     return Steps(routed, _dropped(profile, numbers, position, layer))
 
 
@@ -94,7 +94,7 @@ def _sums(profile: Profile, numbers: list[int], position: int, layer: Layer) -> 
     factors = [parse_factor(factor) for factor in info.capacity_factors]
     return Sums(
         experts=layer.experts,
-        top_k=layer.top_k,
+        top_k=layer.choices,
         steps=ran,
         tokens=int(totals.sums["tokens"][numbers, position].sum()),
         assignments=int(lists["counts"].sum()),
