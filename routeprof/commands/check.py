@@ -66,8 +66,10 @@ def check(
     _require_judged(
         answer.unjudged,
         {
-            "overflow": max_overflow is not None and "--max-overflow",
-            "rank-imbalance": max_rank_imbalance is not None and "--max-rank-imbalance",
+            "overflow": _given(
+                {"--max-overflow": max_overflow, "--capacity-factor": capacity_factor}
+            ),
+            "rank-imbalance": _given({"--max-rank-imbalance": max_rank_imbalance, "--gpus": gpus}),
             "drift-since": since is not None and "--since",
         },
     )
@@ -81,6 +83,11 @@ def check(
             typer.echo(line)
     if failed:
         raise typer.Exit(1)
+
+
+def _given(options: dict[str, float | None]) -> str | Literal[False]:
+    """The first option that was given."""
+    return next((name for name, value in options.items() if value is not None), False)
 
 
 def _require_judged(unjudged: dict[str, str], options: dict[str, str | Literal[False]]) -> None:

@@ -130,11 +130,27 @@ def test_check_does_not_pass_without_tokens(cli: Cli, tmp_path: Path):
         # What cannot be judged must not pass.
         (("--max-rank-imbalance", "1.2"), "--max-rank-imbalance cannot be judged"),
         (("--max-rank-imbalance", "1.2", "--gpus", "17"), "no layer has experts"),
+        (("--gpus", "17"), "--gpus cannot be judged"),
         (("--since", str(COLLAPSED)), "--since cannot be judged"),
     ],
 )
 def test_check_refuses(cli: Cli, even: Path, arguments: tuple[str, ...], part: str):
     assert part in one_line(cli("check", even, *arguments))
+
+
+def test_check_does_not_pass_a_capacity_that_lies_between(cli: Cli, tmp_path: Path):
+    run = record(tmp_path / "run", steady(one_hot(1.9)), level="windows")
+    assert "--capacity-factor cannot be judged" in one_line(
+        cli("check", run, "--capacity-factor", 1.6)
+    )
+    assert cli("check", run, "--capacity-factor", 1.25).returncode == 1
+    assert cli("check", run, "--capacity-factor", 2).returncode == 0
+
+
+def test_help_names_the_table_of_the_file(cli: Cli, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    for verb in ("diagnose", "check"):
+        assert "table thresholds" in " ".join(cli(verb, "--help").stdout.split())
 
 
 def test_diagnose_refuses_a_gpu_that_is_not_known(cli: Cli, even: Path):
