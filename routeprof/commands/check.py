@@ -44,7 +44,7 @@ def check(
 
     Example: routeprof check runs/mixtral --max-imbalance 3 --max-overflow 0.01
     """
-    from routeprof.diagnose.examine import examine
+    from routeprof.diagnose.examine import SKEW, examine
     from routeprof.diagnose.finding import SEVERITIES
     from routeprof.report.diagnose import check_json, check_lines, failures
     from routeprof.whatif.evidence import require_tokens
@@ -66,14 +66,18 @@ def check(
     _require_judged(
         answer.unjudged,
         {
-            "overflow": max_overflow is not None and "--max-overflow",
-            "rank-imbalance": max_rank_imbalance is not None and "--max-rank-imbalance",
+            "overflow": _given(
+                {"--max-overflow": max_overflow, "--capacity-factor": capacity_factor}
+            ),
+            "rank-imbalance": _given({"--max-rank-imbalance": max_rank_imbalance, "--gpus": gpus}),
+            SKEW: max_imbalance is not None and "--max-imbalance",
             "drift-since": since is not None and "--since",
         },
     )
     failed = failures(answer, severities[: severities.index(fail_on) + 1])
     if not failed:
         require_tokens(question.profile)
+        _require_judged(answer.unjudged, {SKEW: "skew"})
     if as_json:
         typer.echo(json.dumps(check_json(answer, question, failed), indent=1))
     else:
@@ -81,6 +85,11 @@ def check(
             typer.echo(line)
     if failed:
         raise typer.Exit(1)
+
+
+def _given(options: dict[str, float | None]) -> str | Literal[False]:
+    """The first option that was given."""
+    return next((name for name, value in options.items() if value is not None), False)
 
 
 def _require_judged(unjudged: dict[str, str], options: dict[str, str | Literal[False]]) -> None:

@@ -20,7 +20,7 @@ Since = Annotated[
 ]
 Config = Annotated[
     Path | None,
-    typer.Option(help="TOML file whose table [thresholds] changes limits.", metavar="FILE"),
+    typer.Option(help="TOML file whose table thresholds changes limits.", metavar="FILE"),
 ]
 Gpus = Annotated[
     int | None,

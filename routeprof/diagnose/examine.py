@@ -15,7 +15,7 @@ from routeprof.diagnose.placed import cross_node, placement_gain, rank_imbalance
 from routeprof.diagnose.question import Answer, Question, Rule
 from routeprof.diagnose.ranks import rank_findings
 from routeprof.diagnose.remarks import remark_findings
-from routeprof.diagnose.routing import dead_experts, small_gemms
+from routeprof.diagnose.routing import dead_experts, small_gemms, too_few
 from routeprof.diagnose.skew import skew
 from routeprof.diagnose.speed import slower_than_dense
 from routeprof.errors import NotKnownError
@@ -30,6 +30,9 @@ RULES: dict[str, Rule] = {
     "slower-than-dense": slower_than_dense,
 }
 """By the code of what they find."""
+
+SKEW = "hot-experts, collapse, narrow-input, model-skew"
+"""The codes that tokens enough are needed for."""
 
 GAINS: dict[str, Callable[[Question], str]] = {
     "overflow": overflow_gain,
@@ -55,6 +58,9 @@ def examine(question: Question, *, gains: bool = True) -> Answer:
     found += remark_findings(profile)
     if not profile.totals.lists["counts"].sum():
         return Answer(gravest_first(found), dict.fromkeys(RULES, "no tokens were counted"))
+    few = too_few(profile, question.limits)
+    if few:
+        unjudged[SKEW] = few
     skewed, no_cause = skew(question)
     found += [*skewed, *dead_experts(profile), *small_gemms(profile, question.limits)]
     if no_cause:

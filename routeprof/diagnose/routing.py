@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from routeprof.diagnose.finding import Finding, layer_count
+from routeprof.diagnose.finding import Finding, layer_count, layer_list
 from routeprof.diagnose.thresholds import Thresholds
 
 if TYPE_CHECKING:
@@ -29,6 +29,27 @@ def routed(profile: Profile) -> pd.DataFrame:
     return table[table["assignments"].fillna(0) > 0]
 
 
+def judgeable(table: pd.DataFrame, limits: Thresholds) -> pd.Series[bool]:
+    """Which of these layers have assignments enough for the share of an expert to mean something.
+
+    Of fewer, one expert has a multiple of the mean, and two have nearly all, by chance.
+    """
+    return table["assignments"] >= limits.min_load * table["experts"]
+
+
+def too_few(profile: Profile, limits: Thresholds) -> str:
+    """Which layers have too few assignments for that; empty where none has."""
+    table = routed(profile)
+    few = table[~judgeable(table, limits)]
+    if not len(few):
+        return ""
+    which = "layer" if len(few) == 1 else "layers"
+    return (
+        f"needs {limits.min_load:g} assignments an expert, which {which} "
+        f"{layer_list(_indices(few))} lack{'s' if len(few) == 1 else ''}: record more"
+    )
+
+
 def hot_experts(
     profile: Profile, limits: Thresholds, but: Collection[int] = ()
 ) -> Iterator[Finding]:
@@ -38,7 +59,8 @@ def hot_experts(
         but: indices of layers that something else is said of.
     """
     table = routed(profile)
-    hot = table[(table["imbalance_ratio"] > limits.hot_imbalance) & ~table["layer"].isin(but)]
+    table = table[judgeable(table, limits) & ~table["layer"].isin(but)]
+    hot = table[table["imbalance_ratio"] > limits.hot_imbalance]
     if len(hot):
         worst = hot.sort_values("imbalance_ratio").iloc[-1]
         yield Finding(
@@ -57,7 +79,8 @@ def hot_experts(
 def collapse(profile: Profile, limits: Thresholds) -> Iterator[Finding]:
     """Layers in which two experts do nearly everything."""
     table = routed(profile)
-    collapsed = table[(table["top2_share"] > limits.collapse_share) & (table["experts"] > 4)]
+    table = table[judgeable(table, limits) & (table["experts"] > 4)]
+    collapsed = table[table["top2_share"] > limits.collapse_share]
     if len(collapsed):
         worst = collapsed.sort_values("top2_share").iloc[-1]
         yield Finding(

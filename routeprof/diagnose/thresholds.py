@@ -11,6 +11,7 @@ from typing import Any
 from routeprof.errors import UsageError
 
 TABLE = "thresholds"
+LARGEST = 1e12
 
 
 def _limit(value: float, least: float = 0.0, most: float = inf) -> float:
@@ -21,7 +22,9 @@ def _limit(value: float, least: float = 0.0, most: float = inf) -> float:
 def _check(name: str, value: Any, least: float, most: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UsageError(f"threshold {name} is {value!r}: pass a number")
-    if not least <= value <= most or value == inf:
+    if abs(value) > LARGEST:
+        raise UsageError(f"threshold {name} is too large: pass at most {LARGEST:g}")
+    if not least <= value <= most:
         bound = f"from {least:g} to {most:g}" if most < inf else f"of {least:g} or more"
         raise UsageError(f"threshold {name} is {value:g}: pass a number {bound}")
 
@@ -85,7 +88,7 @@ def read_thresholds(path: Path) -> Thresholds:
         UsageError: no such file, no TOML, an unknown table or name, or a limit that cannot be.
     """
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}; name a TOML file") from None
     except ValueError as error:  # not UTF-8, or not TOML

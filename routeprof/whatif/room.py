@@ -6,11 +6,14 @@ import re
 
 from routeprof.errors import UsageError
 
-UNITS = {"": 1, "B": 1} | {
+UNITS = {"": 1, "b": 1} | {
     f"{letter}{suffix}": base**power
-    for power, letter in enumerate("KMGT", 1)
-    for suffix, base in (("B", 1000), ("iB", 1024))
+    for power, letter in enumerate("kmgt", 1)
+    for suffix, base in (("", 1000), ("b", 1000), ("ib", 1024))
 }
+LEAST = 1 << 10
+"""Below it a bare number is no size, but one whose unit was forgotten."""
+
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
 
 
@@ -18,16 +21,18 @@ def parse_bytes(text: str, name: str) -> int:
     """A size such as ``80GiB``, ``84 MB`` or a number of bytes.
 
     Raises:
-        UsageError: it is none, or 0.
+        UsageError: it is none, 0, or a small number without a unit.
 
     >>> parse_bytes("1.5KiB", "memory")
     1536
     """
     match = _SIZE.fullmatch(text.strip())
-    unit = UNITS.get(match[2]) if match else None
+    unit = UNITS.get(match[2].lower()) if match else None
     size = int(float(match[1]) * unit) if match and unit else 0
     if not size:
         raise UsageError(f"{name} {text!r} is no size: pass one such as 80GiB or 84MB")
+    if match and not match[2] and size < LEAST:
+        raise UsageError(f"{name} {text!r} has no unit: pass one such as {text.strip()}GiB")
     return size
 
 

@@ -130,6 +130,7 @@ def test_check_does_not_pass_without_tokens(cli: Cli, tmp_path: Path):
         # What cannot be judged must not pass.
         (("--max-rank-imbalance", "1.2"), "--max-rank-imbalance cannot be judged"),
         (("--max-rank-imbalance", "1.2", "--gpus", "17"), "no layer has experts"),
+        (("--gpus", "17"), "--gpus cannot be judged"),
         (("--since", str(COLLAPSED)), "--since cannot be judged"),
     ],
 )
@@ -137,5 +138,75 @@ def test_check_refuses(cli: Cli, even: Path, arguments: tuple[str, ...], part: s
     assert part in one_line(cli("check", even, *arguments))
 
 
+def test_check_does_not_pass_a_few_tokens(cli: Cli, tmp_path: Path):
+    """Eight tokens of 16 experts: that none of them got three times the mean says nothing."""
+    counts = [2, 0] * 7 + [1, 1]
+    run = record(tmp_path / "run", [Step([counts, counts])])
+    for options in ((), ("--max-imbalance", 9), ("--fail-on", "error")):
+        assert "cannot be judged: needs 16 assignments an expert, which layers 0–1 lack" in (
+            one_line(cli("check", run, *options))
+        )
+
+
+def test_check_does_not_pass_a_capacity_that_lies_between(cli: Cli, tmp_path: Path):
+    run = record(tmp_path / "run", steady(one_hot(1.9)), level="windows")
+    assert "--capacity-factor cannot be judged" in one_line(
+        cli("check", run, "--capacity-factor", 1.6)
+    )
+    assert cli("check", run, "--capacity-factor", 1.25).returncode == 1
+    assert cli("check", run, "--capacity-factor", 2).returncode == 0
+
+
+def test_help_names_the_table_of_the_file(cli: Cli, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    for verb in ("diagnose", "check"):
+        assert "table thresholds" in " ".join(cli(verb, "--help").stdout.split())
+
+
 def test_diagnose_refuses_a_gpu_that_is_not_known(cli: Cli, even: Path):
     assert "h9000" in one_line(cli("diagnose", even, "--gpu", "h9000"))
+
+
+HYBRID = {
+    "model_type": "jamba",
+    **dict.fromkeys(["vocab_size", "hidden_size", "intermediate_size"], 64),
+    **dict.fromkeys(["mamba_expand", "mamba_d_state", "mamba_d_conv"], 4),
+    **{"num_hidden_layers": 2, "num_attention_heads": 4},
+    **{"num_experts": EXPERTS, "num_experts_per_tok": 2},
+    **{"attn_layer_period": 2, "attn_layer_offset": 0},
+    **{"expert_layer_period": 1, "expert_layer_offset": 0},
+}
+
+
+def test_diagnose_a_model_that_is_named(cli: Cli, even: Path, tmp_path: Path):
+    data = json.loads(cli("diagnose", even, "--json").stdout)
+    assert "pass --model" in data["unjudged"]["hybrid"]
+    (tmp_path / "config.json").write_text(json.dumps(HYBRID))
+    for source in (tmp_path, tmp_path / "config.json"):
+        data = json.loads(cli("diagnose", even, "--model", source, "--json").stdout)
+        assert "hybrid" not in data["unjudged"]
+        (one,) = [one for one in data["findings"] if one["code"] == "hybrid"]
+        assert (one["severity"], one["layers"]) == ("info", [1])
+        assert one["figures"]["kv_layers"] == "0"
+    done = cli("check", even, "--model", tmp_path, "--fail-on", "info")
+    assert "info: hybrid: all 2 layers route, 1 holds keys and values (0)" in done.stdout
+    assert cli("check", even, "--model", tmp_path).returncode == 0
+    other = cli("check", even, "--model", "jamba-v0.1")
+    assert other.returncode == 1
+    assert "warning: hybrid: MoE layers 0–1 were recorded, and by jamba-v0.1" in other.stdout
+
+
+def test_check_does_not_pass_a_model_that_cannot_be_judged(cli: Cli, even: Path, tmp_path: Path):
+    assert "--model cannot be judged: MoE layers 0–1 were recorded" in one_line(
+        cli("check", even, "--model", "mixtral-8x7b")
+    )
+    (tmp_path / "config.json").write_text('{"model_type": "jamba"}')
+    assert "lacks hidden_size" in one_line(cli("check", even, "--model", tmp_path))
+    done = cli("diagnose", even, "--model", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "lacks hidden_size" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize("verb", ["diagnose", "check"])
+def test_a_model_that_is_not_there_is_one_line(cli: Cli, even: Path, verb: str):
+    assert "no known model" in one_line(cli(verb, even, "--model", "nothing"))

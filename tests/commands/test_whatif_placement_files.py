@@ -171,7 +171,8 @@ def placed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         # As recorded: 3 matrices of 128 x 96 in float32 are 144 KiB, in each of 4 layers.
         ("--gpu-memory 1727KiB", "at most 16 slots fit, pass --slots 16"),
         ("--expert-bytes 80GiB", "--gpu-memory"),
-        ("--gpu-memory 80Gib --expert-bytes 1GiB", "'80Gib' is no size"),
+        ("--gpu-memory 80Gbit --expert-bytes 1GiB", "'80Gbit' is no size"),
+        ("--gpu-memory 80 --expert-bytes 1GiB", "'80' has no unit: pass one such as 80GiB"),
         ("--gpu-memory 0 --expert-bytes 1GiB", "'0' is no size"),
         ("--gpu-memory 8GiB --expert-bytes 1GiB", "at most 16 slots fit, pass --slots 16"),
         ("--gpu-memory 7GiB --expert-bytes 1GiB", "at most 8 slots fit, and 16 experts need one"),
@@ -201,7 +202,15 @@ def test_as_many_slots_as_fit_are_placed(cli: Cli):
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("80GiB", 80 * 2**30), ("84MB", 84_000_000), ("1.5KiB", 1536), ("7", 7), ("7 B", 7)],
+    [
+        ("80GiB", 80 * 2**30),
+        ("84MB", 84_000_000),
+        ("1.5KiB", 1536),
+        ("7000", 7000),
+        ("7 B", 7),
+        ("80g", 80_000_000_000),
+        ("80gib", 80 * 2**30),
+    ],
 )
 def test_sizes(text: str, size: int):
     assert parse_bytes(text, "memory") == size

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import routeprof
+from routeprof.diagnose import findings
 from routeprof.diagnose.batches import batch_gain
 from routeprof.diagnose.causes import LayerSkew, skew_by_tag
-from routeprof.diagnose.examine import RULES, examine
+from routeprof.diagnose.examine import RULES, SKEW, examine
 from routeprof.diagnose.finding import Finding
 from routeprof.diagnose.overflow import overflow_gain
 from routeprof.diagnose.placed import placement_gain
@@ -116,6 +117,29 @@ def test_too_few_steps_are_no_evidence_of_drift(tmp_path: Path):
     answer = examine(Question(routeprof.load(record(tmp_path / "run", steps))))
     assert "record longer" in answer.unjudged["drift-within"]
     assert not [one for one in answer.findings if one.severity == "warning"]
+
+
+def test_few_tokens_are_no_evidence_of_skew(tmp_path: Path):
+    """Of one token two experts have everything, of eight some have a multiple of the mean."""
+    random = np.random.default_rng(12)
+    limit, even = DEFAULTS.min_load, np.full(EXPERTS, 1 / EXPERTS)
+    few, enough = (random.multinomial(round(n * EXPERTS), even, 4000) for n in (1, limit))
+    hot = [(own.max(axis=1) > 3 * own.mean(axis=1)).mean() for own in (few, enough)]
+    assert hot[0] > 0.1 > hot[1] == 0
+    for tokens in (1, 127, 128):  # 128 tokens with two experts each are 16 for each of 16
+        directory = record(tmp_path / str(tokens), steady(one_hot(7.0), 1, tokens))
+        answer = examine(Question(routeprof.load(directory)), gains=False)
+        codes = {one.code for one in answer.findings if one.severity != "info"}
+        assert codes == ({"hot-experts"} if tokens == 128 else set())
+        assert (SKEW in answer.unjudged) == (tokens < 128)
+        quick = {one.code for one in findings(routeprof.load(directory))}
+        assert codes == quick & {"hot-experts", "collapse"}
+    counts = [[*([0] * 14), 128, 128], [*([0] * 14), 127, 127]]
+    directory = record(tmp_path / "collapsed", [Step(counts)])
+    answer = examine(Question(routeprof.load(directory)), gains=False)
+    (collapse,) = [one for one in answer.findings if one.code == "collapse"]
+    assert collapse.layers == (0,)
+    assert "which layer 1 lacks" in answer.unjudged[SKEW]
 
 
 @pytest.mark.parametrize("level", ["windows", "steps"])

@@ -24,6 +24,9 @@ def test_a_file_changes_what_it_names(tmp_path: Path):
     path = written(tmp_path, "[thresholds]\nhot_imbalance = 4\nmargin = 0.2\n")
     assert read_thresholds(path) == DEFAULTS.changed(hot_imbalance=4, margin=0.2)
     assert read_thresholds(written(tmp_path, "")) == DEFAULTS
+    # As some editors write UTF-8.
+    path.write_bytes(b"\xef\xbb\xbf[thresholds]\nmargin = 0.2\n")
+    assert read_thresholds(path) == DEFAULTS.changed(margin=0.2)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +39,9 @@ def test_a_file_changes_what_it_names(tmp_path: Path):
         ("[thresholds]\nhot_imbalance = true\n", "hot_imbalance is True"),
         ("[thresholds]\nhot_imbalance = 0.5\n", "1 or more"),
         ("[thresholds]\nhot_imbalance = nan\n", "1 or more"),
-        ("[thresholds]\nmin_load = inf\n", "0 or more"),
+        ("[thresholds]\nmin_load = inf\n", "min_load is too large"),
+        (f"[thresholds]\nmin_load = {'9' * 400}\n", "min_load is too large"),
+        (f"[thresholds]\nmin_load = -{'9' * 400}\n", "min_load is too large"),
         ("[thresholds]\nmax_overflow = 1.5\n", "from 0 to 1"),
         ("[thresholds]\nhot_imbalance = 3 3\n", "is no TOML"),
         ("[thresholds\n", "is no TOML"),
