@@ -124,7 +124,7 @@ def of_array(tool: str, array: NDArray[np.int64], notes: tuple[str, ...] = ()) -
     none.
     """
     steps = array if array.ndim == 3 else array[None]
-    routed = steps.any(axis=(0, 2))
+    routed = np.asarray(steps.any(axis=(0, 2)))
     experts = steps.shape[2]
     layers = tuple(
         _layer(index, experts) if routes else Layer(index, f"layer {index}", kind="dense")

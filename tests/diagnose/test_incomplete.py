@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +26,23 @@ EVEN = np.ones(EXPERTS)
 
 def with_note(root: Path, note: str) -> Path:
     return record(root / "run", steady(EVEN), layers=[moe(0), moe(1, note=note)])
+
+
+def converted(root: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """A recording as if another tool's file had said less, or needed a remark."""
+    path = record(root / "run", steady(EVEN)) / "recording.json"
+    info = json.loads(path.read_text(encoding="utf-8"))
+    change(info)
+    path.write_text(json.dumps(info), encoding="utf-8")
+    return root / "run"
+
+
+def with_notes(root: Path, notes: list[str]) -> Path:
+    return converted(root, lambda info: info.update(source="sglang", notes=notes))
+
+
+def choosing(root: Path, top_k: int | None) -> Path:
+    return converted(root, lambda info: info["layers"][1].update(top_k=top_k))
 
 
 def second_layer_unread(root: Path, unread: bool) -> Path:
@@ -107,13 +126,16 @@ INCOMPLETE = [
     Case("twins-differ", twins, 1, 0),
     Case("recordings-differ", of_models, ("base", "tuned"), ("base", "base")),
     Case("not-stopped", going_on, STALE_SECONDS + 0.5, STALE_SECONDS, later),
+    Case("converted", with_notes, ["ids are of slots"], []),
+    Case("top-k-unknown", choosing, None, 2),
     Case("layer-note", with_note, "counts are of the first stage", ""),
     *(Case(name.replace("_", "-"), with_problem(name), 1, 0) for name in _PROBLEMS),
     *(Case(name.replace("_", "-"), with_fact(name), 1, 0) for name in _FACTS),
 ]
 SEVERITIES = {
     "error": "damaged-part hook-failures lost-windows nothing-captured unsupported-layers",
-    "info": "aborted-passes late-windows layer-note preemptions prefix-cached-tokens",
+    "info": "aborted-passes converted late-windows layer-note preemptions prefix-cached-tokens "
+    "top-k-unknown",
 }
 """The others are warnings."""
 BY_CODE = pytest.mark.parametrize("case", INCOMPLETE, ids=lambda case: case.code)
