@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from routeprof.errors import NotARecordingError, UsageError
-from routeprof.formats import tables
+from routeprof.formats import sglang, tables
 from routeprof.formats.source import Source
 from routeprof.topology import PHASES
 
@@ -40,6 +40,12 @@ class Format:
 
 
 FORMATS: dict[str, Format] = {
+    "sglang": Format(
+        "SGLang's expert distribution recorder, .pt or .json",
+        sglang.is_sglang,
+        sglang.read_sglang,
+        together=True,
+    ),
     "npy": Format("NumPy array [layers, experts] or [steps, …]", tables.is_npy, tables.read_npy),
     "csv": Format("CSV layer,expert,count", tables.is_csv, tables.read_csv),
 }
