@@ -17,7 +17,7 @@ from routeprof import tables, timetables
 from routeprof.affinity_tables import affinity_table, repetition_table, transition_table
 from routeprof.detail import StepTable, read_steps
 from routeprof.diagnose import Finding, findings
-from routeprof.errors import EmptyRecordingError, LevelRequiredError, UsageError
+from routeprof.errors import EmptyRecordingError, LevelRequiredError, NotKnownError, UsageError
 from routeprof.formats import as_recording
 from routeprof.rank_loads import rank_loads_table
 from routeprof.ranks import ranks_table
@@ -411,11 +411,30 @@ class Profile:
         raise UsageError(f"layer {index} is not a MoE layer; there are {_listed(known)}")
 
     def has(self, level: str) -> bool:
-        """Whether the recording was made at that level or a more detailed one."""
+        """Whether the recording says what that level says.
+
+        It was made at that level or a more detailed one; of tokens whose batches nobody knows
+        there are no steps.
+        """
+        return self._holds(level) and (level != "steps" or self.info.batches)
+
+    def _holds(self, level: str) -> bool:
         return LEVELS.index(self.info.level) >= LEVELS.index(level)
 
+    def need_batches(self) -> None:
+        """Nothing, where steps are those of the engine.
+
+        Raises:
+            NotKnownError: a file was converted that does not say which tokens ran together.
+        """
+        if not self.info.batches:
+            raise NotKnownError(
+                f"which tokens ran together is not in the {self.info.source} file: record the "
+                "engine itself, with level='steps'"
+            )
+
     def _detail(self, level: str) -> RecordingFiles:
-        if not self.has(level) or self.files is None:
+        if not self._holds(level) or self.files is None:
             raise LevelRequiredError(
                 f"this needs a recording of level {level}, this one has {self.info.level}; "
                 f"record with level={level!r}"

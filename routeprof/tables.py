@@ -338,6 +338,8 @@ def overflow_table(
     for factor in wanted:
         capacity.parse_factor(factor)
     from_windows = set(wanted) <= set(recorded)
+    if not from_windows:
+        profile.need_batches()
     source = _recorded_overflow if from_windows else _step_overflow
     rows = [
         row

@@ -61,6 +61,7 @@ def _numbered(windows: Windows) -> NDArray[np.int64]:
 
 def steps_table(profile: Profile) -> pd.DataFrame:
     """See ``Profile.steps``."""
+    profile.need_batches()
     steps = profile.step_counts()
     layers = {layer.index: layer for _, layer in moe_layers(profile)}
     experts = np.array([layers[index].experts for index in steps.layer], dtype=np.int64)

@@ -26,6 +26,12 @@ def convert(
         str | None, typer.Option(help="Phase, where the file does not say it.")
     ] = None,
     tag: Annotated[str | None, typer.Option(help="Tag for what has none.")] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="Layers of the model, dense ones too, likewise.")
+    ] = None,
+    experts: Annotated[
+        int | None, typer.Option(help="Experts of a layer, where the file has only chosen ones.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a recording of files that another tool wrote.
@@ -38,7 +44,7 @@ def convert(
     from routeprof.formats import convert as converted
     from routeprof.profile import load
 
-    profile = load(converted(files, out, name, Told(top_k, phase, tag)))
+    profile = load(converted(files, out, name, Told(top_k, phase, tag, layers, experts)))
     routed = int(profile.counts.sum())
     facts = {
         "recording": str(out),
@@ -52,8 +58,8 @@ def convert(
         typer.echo(json.dumps(facts, indent=1))
         return
     about = FORMATS[profile.info.source].about
-    layers = f"{len(profile.captured)} MoE layers"
-    typer.echo(f"{about}: {layers}, {routed:,} assignments, level {profile.info.level}")
+    found = f"{len(profile.captured)} MoE layers"
+    typer.echo(f"{about}: {found}, {routed:,} assignments, level {profile.info.level}")
     for note in profile.info.notes:
         typer.echo(f"note: {note}")
     typer.echo(f"wrote {out}; next: routeprof summary {out}")

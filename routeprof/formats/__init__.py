@@ -15,7 +15,7 @@ from pathlib import Path
 
 from routeprof.errors import NotARecordingError, UsageError
 from routeprof.formats import sglang, tables
-from routeprof.formats.source import Source
+from routeprof.formats.source import Source, Told
 from routeprof.topology import PHASES
 
 __all__ = ["FORMATS", "Format", "Told", "as_recording", "convert", "read", "recognised"]
@@ -31,12 +31,14 @@ class Format:
             first bytes.
         read: what it holds.
         together: several files are ranks or pieces of one run, and read at once.
+        asks: ``read`` takes what the user told, too.
     """
 
     about: str
     recognises: Callable[[Path], bool]
-    read: Callable[[Sequence[Path]], Source]
+    read: Callable[..., Source]
     together: bool = False
+    asks: bool = False
 
 
 FORMATS: dict[str, Format] = {
@@ -50,20 +52,6 @@ FORMATS: dict[str, Format] = {
     "csv": Format("CSV layer,expert,count", tables.is_csv, tables.read_csv),
 }
 """By name; the first that recognises a file reads it."""
-
-
-@dataclass(frozen=True)
-class Told:
-    """What the user says of a file that the file does not; what it does say stands.
-
-    Attributes:
-        top_k: experts of a token in every MoE layer.
-        phase, tag: of steps without one.
-    """
-
-    top_k: int | None = None
-    phase: str | None = None
-    tag: str | None = None
 
 
 def recognised(path: Path) -> str | None:
@@ -86,8 +74,13 @@ def read(paths: Sequence[Path], name: str, told: Told | None = None) -> Source:
     """
     if name not in FORMATS:
         raise UsageError(f"format {name!r} is not one of {', '.join(FORMATS)}")
+    told = told or Told()
+    for fact, number in (("top_k", told.top_k), ("layers", told.layers), ("experts", told.experts)):
+        if number is not None and number < 1:
+            raise UsageError(f"{fact} is {number}: pass 1 or more")
     try:
-        return _with(FORMATS[name].read(paths), told or Told())
+        one = FORMATS[name]
+        return _with(one.read(paths, told) if one.asks else one.read(paths), told)
     except (OSError, UnicodeDecodeError, MemoryError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
         raise UsageError(f"{paths[0]} cannot be read ({reason}): pass another copy") from None

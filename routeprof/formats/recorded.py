@@ -57,7 +57,8 @@ def write_recording(source: Source, directory: Path) -> Path:
 
 
 def _info(source: Source) -> RecordingInfo:
-    known = source.level != "windows" and all(layer.top_k is not None for layer in source.layers)
+    stepwise = source.level != "windows" and source.batches
+    known = stepwise and all(layer.top_k is not None for layer in source.layers)
     return RecordingInfo(
         id=uuid.uuid4().hex,
         layers=source.layers,
@@ -70,6 +71,7 @@ def _info(source: Source) -> RecordingInfo:
         routeprof=routeprof.__version__,
         source=source.tool,
         notes=source.notes,
+        batches=source.batches,
     )
 
 
@@ -154,7 +156,7 @@ def _window_rows(
         tokens = None
         if layers[index].top_k is not None:
             tokens = np.array([_tokens(step, layers[index]) for step in own], dtype=np.int64)
-        if info.level == "windows":
+        if info.level == "windows" or not info.batches:
             row = summed(counts, tokens)
         else:
             row = stepped(counts, tokens, layers[index], info.capacity_factors)

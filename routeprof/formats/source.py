@@ -52,6 +52,7 @@ class Source:
         level: ``windows`` where ``steps`` are sums.
         roles: part of each rank; unset, rank 0 of 1.
         notes: what a reader of the numbers must know, a sentence each.
+        batches: False where a step is a piece of a request, and with what else it ran is not known.
     """
 
     tool: str
@@ -61,3 +62,22 @@ class Source:
     model: ModelInfo = field(default_factory=ModelInfo)
     roles: Mapping[int, RankRole] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    batches: bool = True
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the user says of a file that the file does not; what it does say stands.
+
+    Attributes:
+        top_k: experts of a token in every MoE layer.
+        phase, tag: of steps without one.
+        layers: of the model, dense ones too.
+        experts: of every MoE layer, the ones that no token chose too.
+    """
+
+    top_k: int | None = None
+    phase: str | None = None
+    tag: str | None = None
+    layers: int | None = None
+    experts: int | None = None

@@ -115,6 +115,8 @@ def _common(infos: Sequence[RecordingInfo], names: Sequence[str]) -> RecordingIn
         level=min((info.level for info in infos), key=LEVELS.index),
         gate=any(info.gate for info in infos),
         capacity_factors=tuple(factors) if len(rules) == 1 else (),
+        notes=tuple(dict.fromkeys(note for info in infos for note in info.notes)),
+        batches=all(info.batches for info in infos),
     )
 
 

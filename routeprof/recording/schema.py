@@ -131,6 +131,8 @@ class RecordingInfo:
             given. Directories of one run are parts of one recording.
         source: the tool whose files were converted; empty for what routeprof recorded.
         notes: what a reader of converted numbers must know.
+        batches: False where a converted file has the tokens of requests, and not which of them ran
+            together: its steps are pieces of requests, and nothing is said of the engine's.
     """
 
     id: str
@@ -148,6 +150,7 @@ class RecordingInfo:
     run: str = ""
     source: str = ""
     notes: tuple[str, ...] = ()
+    batches: bool = True
 
     def to_json(self) -> str:
         """The text of ``recording.json``."""

@@ -76,6 +76,7 @@ def layer_runs(
     Raises:
         LevelRequiredError: the recording has sums alone.
     """
+    profile.need_batches()
     table = profile.step_counts()
     every = max(1, -(-int(table.tokens.sum()) * questions // (most or MOST_WORK)))
     layers = [layer for _, layer in moe_layers(profile) if placed(layer)]
