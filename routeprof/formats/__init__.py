@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from routeprof.errors import NotARecordingError, UsageError
-from routeprof.formats import sglang, tables
+from routeprof.formats import cdmoe, esft, responses, route_log, sglang, tables
+from routeprof.formats.refused import why_refused
 from routeprof.formats.source import Source, Told
 from routeprof.topology import PHASES
 
@@ -47,6 +48,29 @@ FORMATS: dict[str, Format] = {
         sglang.is_sglang,
         sglang.read_sglang,
         together=True,
+    ),
+    "responses": Format(
+        "API responses of vLLM and SGLang with routed experts, JSON or JSON lines",
+        responses.is_responses,
+        responses.read_responses,
+        together=True,
+        asks=True,
+    ),
+    "vllm-log": Format(
+        "a patched vLLM's log of routes, JSON lines",
+        route_log.is_route_log,
+        route_log.read_route_log,
+        asks=True,
+    ),
+    "esft": Format(
+        "ESFT's expert_weights_<layer>.txt",
+        esft.is_esft,
+        esft.read_esft,
+        together=True,
+        asks=True,
+    ),
+    "cd-moe": Format(
+        "CD-MoE's sums of weights, .json", cdmoe.is_cdmoe, cdmoe.read_cdmoe, asks=True
     ),
     "npy": Format("NumPy array [layers, experts] or [steps, …]", tables.is_npy, tables.read_npy),
     "csv": Format("CSV layer,expert,count", tables.is_csv, tables.read_csv),
@@ -101,6 +125,8 @@ def convert(
         if not path.exists():
             raise UsageError(f"{path} does not exist: pass a file")
     known = name or recognised(paths[0])
+    if known is None and (reason := why_refused(paths[0])):
+        raise UsageError(f"{paths[0]} {reason}")
     if known is None:
         raise UsageError(
             f"{paths[0]} is of no known kind: pass --format, one of {', '.join(FORMATS)}"
@@ -124,6 +150,8 @@ def as_recording(path: str | Path) -> Path:
     if name is None:
         if path.is_dir():
             return path
+        if reason := why_refused(path):
+            raise UsageError(f"{path} {reason}")
         raise NotARecordingError(
             f"{path} is neither a recording nor a file that routeprof reads: pass a recording's "
             f"directory, or one of {', '.join(FORMATS)} (routeprof convert --help)"

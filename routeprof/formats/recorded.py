@@ -201,5 +201,5 @@ def _id_rows(numbered: Sequence[tuple[int, Step]]) -> Iterator[dict[str, Any]]:
 def _request_rows(numbered: Sequence[tuple[int, Step]]) -> Iterator[dict[str, Any]]:
     for number, step in numbered:
         if step.request is not None and step.position is not None:
-            facts = {"step": number, "rank": step.rank, "pass": PASS}
+            facts = {"step": number, "rank": step.rank, "pass": f"{PASS}@host"}
             yield facts | {"request": step.request, "position": step.position}

@@ -114,7 +114,21 @@ def read_npy(paths: Sequence[Path]) -> Source:
         raise UsageError(
             f"{path} has shape {array.shape}: pass [layers, experts] or [steps, layers, experts]"
         )
+    if _is_placement(array):
+        raise UsageError(
+            f"{path} says which expert is where [gpus, layers, experts], not how much it got: pass "
+            "counts, and this to whatif placement --today"
+        )
     return of_array("npy", array)
+
+
+def _is_placement(array: IntArray) -> bool:
+    """Whether each expert is on one GPU or a few, and all GPUs hold as many."""
+    if array.ndim != 3 or array.max() > 1:
+        return False
+    copies, held = array.sum(axis=0), array.sum(axis=2)
+    few = copies.sum(axis=1) <= 2 * array.shape[2]
+    return bool(copies.min() and few.all() and held.min() == held.max())
 
 
 def of_array(tool: str, array: NDArray[np.int64], notes: tuple[str, ...] = ()) -> Source:
