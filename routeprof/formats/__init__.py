@@ -14,7 +14,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from routeprof.errors import NotARecordingError, UsageError
-from routeprof.formats import cdmoe, esft, responses, route_log, sglang, tables
+from routeprof.formats import (
+    cdmoe,
+    esft,
+    imatrix,
+    mbolt,
+    megatron,
+    moe_trace,
+    moecap,
+    responses,
+    route_log,
+    sglang,
+    tables,
+    trtllm,
+)
 from routeprof.formats.refused import why_refused
 from routeprof.formats.source import Source, Told
 from routeprof.topology import PHASES
@@ -71,6 +84,29 @@ FORMATS: dict[str, Format] = {
     ),
     "cd-moe": Format(
         "CD-MoE's sums of weights, .json", cdmoe.is_cdmoe, cdmoe.read_cdmoe, asks=True
+    ),
+    "trtllm": Format(
+        "TensorRT-LLM's expert statistics, the directory", trtllm.is_trtllm, trtllm.read_trtllm
+    ),
+    "imatrix": Format(
+        "llama.cpp's importance matrix, .gguf", imatrix.is_imatrix, imatrix.read_imatrix
+    ),
+    "megatron": Format(
+        "Megatron-core's router traces, router_trace_rank<rank>.jsonl or their directory",
+        megatron.is_megatron,
+        megatron.read_megatron,
+        together=True,
+        asks=True,
+    ),
+    "moe-cap": Format(
+        "MoE-CAP's records, which have no counts: says so", moecap.is_moecap, moecap.read_moecap
+    ),
+    "mbolt": Format("mbolt's trace of llama.cpp", mbolt.is_mbolt, mbolt.read_mbolt),
+    "moe-trace": Format(
+        "CSV layer,expert of llama.cpp's moe-trace",
+        moe_trace.is_moe_trace,
+        moe_trace.read_moe_trace,
+        asks=True,
     ),
     "npy": Format("NumPy array [layers, experts] or [steps, …]", tables.is_npy, tables.read_npy),
     "csv": Format("CSV layer,expert,count", tables.is_csv, tables.read_csv),

@@ -14,15 +14,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from routeprof.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
 
 INDEX = "model.safetensors.index.json"
 LONGEST_HEADER = 100_000_000
 """Bytes; the limit of the safetensors library, too."""
+
+MOST_AXES = 64
+"""As in torch; the product of more numbers may take minutes."""
 
 BITS = {
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "BOOL": 8,
@@ -131,6 +135,8 @@ def header_of(file: Path) -> dict[str, Tensor]:
 def _tensor(name: str, entry: Any, file: Path, data: int, size: int) -> Tensor:
     dtype, shape = entry["dtype"], entry["shape"]
     start, end = entry["data_offsets"]
+    if len(shape) > MOST_AXES:
+        raise ValueError(name)
     whole = all(type(number) is int and number >= 0 for number in (*shape, start, end))
     if not whole or dtype not in BITS or (end - start) * 8 != math.prod(shape) * BITS[dtype]:
         raise ValueError(name)
@@ -162,6 +168,8 @@ class Source:
         Raises:
             UsageError: the file ends before, as when it is overwritten meanwhile.
         """
+        import torch
+
         view = memoryview(into.view(torch.uint8).numpy().data)
         done = 0
         while done < len(view):
