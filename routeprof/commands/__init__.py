@@ -23,6 +23,7 @@ from routeprof.commands.run import run
 from routeprof.commands.serve_metrics import serve_metrics
 from routeprof.commands.status import status
 from routeprof.commands.summary import summary
+from routeprof.commands.top import top
 from routeprof.commands.whatif import app as whatif
 from routeprof.errors import RouteprofError
 
@@ -46,6 +47,7 @@ app.command()(convert)
 app.command()(diagnose)
 app.command()(check)
 app.command()(dashboard)
+app.command()(top)
 app.command("serve-metrics")(serve_metrics)
 app.command()(plan)
 app.command()(audit)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from math import isnan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,7 +80,7 @@ def selection_text(profile: Profile) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds, in the units that people use."""
-    if isnan(seconds):
+    if math.isnan(seconds):
         return NONE
     if seconds < 120:
         return f"{seconds:.1f} s"

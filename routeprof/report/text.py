@@ -116,24 +116,29 @@ def _layers(
 ) -> Iterator[RenderableType]:
     ordered = worst_first(rows)
     listed = ordered if all_layers else ordered.head(LAYERS_SHOWN)
+    table, left = layers_that_fit(listed, width)
+    yield Text("\nlayers, the most imbalanced first", "bold")
+    yield table
+    if len(listed) < len(ordered):
+        yield f"… and {len(ordered) - len(listed)} more; --all shows them"
+    if left:
+        yield Text(f"not shown at this width: {', '.join(left)}", "dim")
+    dropping = [layer.index for layer in profile.info.layers if layer.drops]
+    if dropping:
+        yield DROPS.format(layer_list(dropping))
+
+
+def layers_that_fit(rows: pd.DataFrame, width: int) -> tuple[Table, list[str]]:
+    """The table of layers as wide as the terminal, and the columns that it leaves out."""
     columns = shown_columns(rows)
-    cells = [[column.show(value) for value in listed[column.name]] for column in columns]
+    cells = [[column.show(value) for value in rows[column.name]] for column in columns]
     kept = fitting(columns, cells, width)
     table = plain_table()
     for number in kept:
         table.add_column("\n".join(columns[number].heading), justify="right", no_wrap=True)
     for row in zip(*(cells[number] for number in kept), strict=True):
         table.add_row(*(Text(cell) for cell in row))
-    yield Text("\nlayers, the most imbalanced first", "bold")
-    yield table
-    if len(listed) < len(ordered):
-        yield f"… and {len(ordered) - len(listed)} more; --all shows them"
-    left = [column.name for number, column in enumerate(columns) if number not in kept]
-    if left:
-        yield Text(f"not shown at this width: {', '.join(left)}", "dim")
-    dropping = [layer.index for layer in profile.info.layers if layer.drops]
-    if dropping:
-        yield DROPS.format(layer_list(dropping))
+    return table, [column.name for number, column in enumerate(columns) if number not in kept]
 
 
 def fitting(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int) -> list[int]:
