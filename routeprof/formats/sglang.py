@@ -18,6 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from routeprof.errors import UsageError
 from routeprof.formats.opening import one_of, whole_counts
 from routeprof.formats.sglang_passes import ENGINE, REPEATED, Dump, of_passes
@@ -26,7 +28,8 @@ from routeprof.formats.tables import of_array
 from routeprof.formats.torch_file import is_torch, read_torch
 from routeprof.metrics._arrays import IntArray
 
-RING = "steps are not in the order of time, and older ones than the ring holds are lost"
+RING = "steps are not in the order of time"
+FULL = "the ring of {:,} steps is full: older ones are lost"
 
 
 def is_sglang(path: Path) -> bool:
@@ -48,7 +51,10 @@ def read_sglang(paths: Sequence[Path]) -> Source:
     dumps = [_dump(path) for path in paths]
     if all("logical_count" in one for one in dumps):
         path = one_of(paths)
-        return _of_ring(whole_counts(dumps[0]["logical_count"], str(path)), path)
+        found = dumps[0]["logical_count"]
+        if is_torch(path) and not isinstance(found, np.ndarray):
+            raise UsageError(f"{path} has a logical_count that is no tensor: pass another copy")
+        return _of_ring(whole_counts(found, str(path)), path)
     if all("records" in one for one in dumps):
         return of_passes([Dump(path, one) for path, one in zip(paths, dumps, strict=True)])
     raise UsageError(
@@ -78,4 +84,5 @@ def _of_ring(counts: IntArray, path: Path) -> Source:
     if counts.ndim == 2:
         return replace(of_array("sglang", counts, (REPEATED,)), model=ENGINE)
     filled = counts[counts.any(axis=(1, 2))]
-    return replace(of_array("sglang", filled, (REPEATED, RING)), model=ENGINE)
+    notes = (REPEATED, RING, *([FULL.format(len(counts))] if len(filled) == len(counts) else []))
+    return replace(of_array("sglang", filled, notes), model=ENGINE)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from routeprof.errors import UsageError
 from routeprof.formats.opening import MOST_CELLS, whole_counts
@@ -41,11 +42,11 @@ class Dump:
     def __init__(self, path: Path, found: dict[str, Any]) -> None:
         self.path = path
         try:
-            self.experts = np.asarray(found["last_physical_to_logical_map"], dtype=np.int64)
+            self.experts = _tensor(found["last_physical_to_logical_map"]).astype(np.int64)
             self.records: list[dict[str, Any]] = [dict(one) for one in found["records"]]
             self.ranks = {int(one["rank"]) for one in self.records}
             for record in self.records:
-                record["counts"] = self._counts(record["global_physical_count"])
+                record["counts"] = self._counts(_tensor(record["global_physical_count"]))
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise UsageError(f"{path} lacks what SGLang records ({error!r})"[:300]) from None
         self.detailed = all("topk_ids_of_layer" in one for one in self.records)
@@ -64,7 +65,9 @@ class Dump:
 
     def ids(self, record: dict[str, Any]) -> IntArray:
         """Experts of each token, int64 [layers, tokens, width]; -1 where there is none."""
-        slots = np.asarray(record["topk_ids_of_layer"], dtype=np.int64)
+        slots = _tensor(record["topk_ids_of_layer"]).astype(np.int64)
+        if slots.ndim != 3 or len(slots) != len(self.experts):
+            raise UsageError(f"{self.path} has ids of shape {slots.shape}: pass another copy")
         known = (slots >= 0) & (slots < self.experts.shape[1])
         layer = np.arange(len(slots))[:, None, None]
         return np.where(known, self.experts[layer, np.where(known, slots, 0)], -1)
@@ -84,6 +87,8 @@ def of_passes(dumps: list[Dump]) -> Source:
         raise UsageError(f"{dumps[0].path} and others are of different models, or hold no pass")
     notes = [MAPPED] if any(_moved(dump.experts) for dump in dumps) else []
     missing = sum(len(own) < len(ranks) for own in passes.values())
+    if unnamed := sorted(set(range(max(ranks, default=0))) - set(ranks)):
+        notes.append(f"ranks {', '.join(map(str, unnamed))} have no file here: theirs is missing")
     if missing:
         notes.append(f"{missing} of {len(passes)} passes lack a rank's record")
     if len(ranks) > 1:
@@ -94,7 +99,6 @@ def of_passes(dumps: list[Dump]) -> Source:
     if not kept:
         raise UsageError(f"{dumps[0].path} counts nothing at all: pass one with counts")
     top_k = _top_k(dumps, kept)
-    ((layers, experts),) = shapes
     found = tuple(
         Layer(index, f"layer {index}", experts=experts, top_k=top_k)
         if index in kept
@@ -147,9 +151,22 @@ def _tokens(
             ids = dump.ids(record)[kept]
             real = (ids >= 0).any(axis=(0, 2))
             if real.any():
-                rows = -np.sort(-ids[:, real], axis=2)[:, :, :top_k]
+                rows = _first_valid(ids[:, real])[:, :, :top_k]
                 own = dict(zip(kept, rows, strict=True))
                 yield Step(ids=own, rank=int(record["rank"]), phase=_phase(record))
+
+
+def _tensor(value: Any) -> NDArray[Any]:
+    """A tensor of numbers; a list may be one that repeats itself without end."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu":
+        raise TypeError(f"a {type(value).__name__} where a tensor of whole numbers belongs")
+    return value
+
+
+def _first_valid(ids: IntArray) -> IntArray:
+    """Choices in their order, and what is none behind them."""
+    order = np.argsort(ids < 0, axis=2, kind="stable")
+    return np.take_along_axis(ids, order, axis=2)
 
 
 def _phase(record: Record) -> str:

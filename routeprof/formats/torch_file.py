@@ -7,12 +7,10 @@ that would take more memory than it has bytes.
 
 from __future__ import annotations
 
-import io
 import pickle
 import re
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,13 +18,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from routeprof.errors import UsageError
+from routeprof.formats.plain_pickle import loads
 
 MOST_BYTES = 1 << 30
 """Of one tensor. SGLang's own buffer of 1,000 passes of DeepSeek-V3 takes 62 MB."""
 
-MOST_PICKLE = 64 << 20
+MOST_PICKLE = 8 << 20
+"""Bytes of what is no tensor. SGLang's lists of input tokens take some 8 bytes a token."""
+
+MOST_DIRECTORY = 8 << 20
+"""Bytes of the list of members, some 70 for each tensor."""
+
 MOST_REPEATED = 1 << 22
-"""Elements of a tensor that repeats what was saved, as ``expand`` makes it."""
+"""Elements, of all tensors together, beyond those that were saved: ``expand`` repeats them."""
 
 _TYPES = {
     "BoolStorage": "bool",
@@ -58,10 +62,23 @@ _DAMAGE = (
 """What a damaged or hostile file makes of the parsers."""
 
 
+class _Budget:
+    """Elements that tensors may yet have: a file must not make more of them than it holds."""
+
+    def __init__(self) -> None:
+        self.left = MOST_REPEATED
+
+    def spend(self, elements: int) -> None:
+        self.left -= elements
+        if self.left < 0:
+            raise ValueError("its tensors are larger than what was saved of them")
+
+
 class _Storage(NamedTuple):
     """Elements as they lie in the file; tensors are views of them."""
 
     values: NDArray[Any]
+    budget: _Budget
 
 
 def is_torch(path: Path) -> bool:
@@ -79,8 +96,9 @@ def read_torch(path: Path) -> Any:
         UsageError: the file is damaged, or holds something else than data.
     """
     try:
+        _check_directory(path)
         with zipfile.ZipFile(path) as archive:
-            return _Reader(archive).load()
+            return _Reader(archive, path.stat().st_size).load()
     except UsageError:
         raise
     except _DAMAGE as error:
@@ -88,9 +106,21 @@ def read_torch(path: Path) -> Any:
         raise UsageError(f"{path} cannot be read ({reason}): pass another copy") from None
 
 
+def _check_directory(path: Path) -> None:
+    """Refuse a list of members that would take more memory than the rest of the file."""
+    with path.open("rb") as file:
+        # What ZipFile itself goes by: it has a say in several places, and they may differ.
+        end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
+    size = end[zipfile._ECD_SIZE] if end else 0  # type: ignore[attr-defined]
+    if size > MOST_DIRECTORY:
+        raise ValueError(f"its list of members has {size:,} bytes")
+
+
 class _Reader:
-    def __init__(self, archive: zipfile.ZipFile) -> None:
+    def __init__(self, archive: zipfile.ZipFile, size: int) -> None:
         self._archive = archive
+        self._left = size
+        self._budget = _Budget()
         self._members = {info.filename: info for info in archive.infolist()}
         pickles = [name for name in self._members if re.fullmatch(r"[^/]+/data\.pkl", name)]
         if not pickles:
@@ -101,9 +131,9 @@ class _Reader:
         self._storages: dict[str, _Storage] = {}
 
     def load(self) -> Any:
-        unpickler = _Unpickler(io.BytesIO(self._read(f"{self._root}data.pkl", MOST_PICKLE)))
-        unpickler.storage = self._storage
-        return unpickler.load()
+        return loads(
+            self._read(f"{self._root}data.pkl", MOST_PICKLE), self._storage, _TYPES, _ALLOWED
+        )
 
     def _read(self, name: str, most: int) -> bytes:
         """A member; torch does not compress, so none is larger than the file."""
@@ -112,56 +142,61 @@ class _Reader:
             raise ValueError(f"{name} is compressed, as torch never does")
         if member.file_size > most:
             raise ValueError(f"{name} has {member.file_size:,} bytes, more than it can need")
+        self._left -= member.file_size
+        if self._left < 0:
+            raise ValueError("its members are larger than the file")
         return self._archive.read(member)
 
     def _storage(self, told: Any) -> _Storage:
         """Persistent id: ``("storage", type, key, device, elements)``."""
         _, kind, key, _, elements = told
+        if not isinstance(key, str) or not isinstance(kind, str):
+            raise ValueError("a tensor has no name")
         if key not in self._storages:
             values = np.frombuffer(self._read(f"{self._root}data/{key}", MOST_BYTES), np.uint8)
             dtype = np.dtype(_TYPES[kind]).newbyteorder(">" if self._big else "<")
-            self._storages[key] = _Storage(values.view(dtype)[: int(elements)])
+            values = values.view(dtype)[: int(elements)]
+            self._budget.left += len(values)
+            self._storages[key] = _Storage(values, self._budget)
         return self._storages[key]
-
-
-class _Unpickler(pickle._Unpickler):
-    """The one written in Python: C's takes memory for whatever index a pickle may name."""
-
-    storage: Callable[[Any], _Storage]
-
-    def persistent_load(self, pid: Any) -> _Storage:
-        return self.storage(pid)
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module == "torch" and name in _TYPES:
-            return name
-        known = _ALLOWED.get((module, name))
-        if known is None:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which is no data")
-        return known
 
 
 def _tensor(
     storage: _Storage, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any
 ) -> NDArray[Any]:
-    """A tensor as a copy of its elements, within its storage."""
+    """A tensor as a view of its storage, in this machine's byte order."""
     values = storage.values
     if min((offset, *size, *stride), default=0) < 0 or len(size) != len(stride):
         raise ValueError("a tensor has a shape that cannot be")
     elements = int(np.prod(size, dtype=object))
     last = offset + sum((one - 1) * step for one, step in zip(size, stride, strict=True))
-    if elements and (last >= len(values) or elements > max(len(values), MOST_REPEATED)):
+    if elements and last >= len(values):
         raise ValueError("a tensor is larger than what was saved of it")
+    storage.budget.spend(elements)
     steps = [step * values.itemsize for step in stride]
     if not elements:
         return np.zeros(size, dtype=values.dtype)
     view = np.lib.stride_tricks.as_strided(values[offset:], size, steps, writeable=False)
-    return np.array(view, dtype=values.dtype.newbyteorder("="))
+    return view.astype(values.dtype.newbyteorder("="), copy=False)
+
+
+def _device(*told: Any) -> str:
+    return told[0] if told and isinstance(told[0], str) else ""
+
+
+def _size(sides: Any = ()) -> tuple[Any, ...]:
+    if not isinstance(sides, tuple | list):
+        raise ValueError("a size is no list")
+    return tuple(sides)
+
+
+def _ordered() -> OrderedDict[Any, Any]:
+    return OrderedDict()
 
 
 _ALLOWED: dict[tuple[str, str], Any] = {
     ("torch._utils", "_rebuild_tensor_v2"): _tensor,
-    ("collections", "OrderedDict"): OrderedDict,
-    ("torch", "device"): lambda *told: str(told[0]) if told else "",
-    ("torch", "Size"): tuple,
+    ("collections", "OrderedDict"): _ordered,
+    ("torch", "device"): _device,
+    ("torch", "Size"): _size,
 }
