@@ -46,10 +46,13 @@ class Dump:
             self.records: list[dict[str, Any]] = [dict(one) for one in found["records"]]
             self.ranks = {int(one["rank"]) for one in self.records}
             for record in self.records:
+                record["number"] = int(record["forward_pass_id"])
+                record["phase"] = MODES.get(int(record.get("forward_mode", 0)), "unknown")
                 record["counts"] = self._counts(_tensor(record["global_physical_count"]))
+                self._check(record.get("topk_ids_of_layer"))
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise UsageError(f"{path} lacks what SGLang records ({error!r})"[:300]) from None
-        self.detailed = all("topk_ids_of_layer" in one for one in self.records)
+        self.detailed = all(one.get("topk_ids_of_layer") is not None for one in self.records)
 
     def _counts(self, slots: Any) -> IntArray:
         """Counts by expert, int64 [layers, experts], of counts by slot."""
@@ -63,11 +66,13 @@ class Dump:
         np.add.at(by_expert, (np.arange(len(counts))[:, None], self.experts), counts)
         return by_expert
 
+    def _check(self, slots: Any) -> None:
+        if slots is not None and (_tensor(slots).ndim != 3 or len(slots) != len(self.experts)):
+            raise ValueError(f"ids of shape {slots.shape}")
+
     def ids(self, record: dict[str, Any]) -> IntArray:
         """Experts of each token, int64 [layers, tokens, width]; -1 where there is none."""
-        slots = _tensor(record["topk_ids_of_layer"]).astype(np.int64)
-        if slots.ndim != 3 or len(slots) != len(self.experts):
-            raise UsageError(f"{self.path} has ids of shape {slots.shape}: pass another copy")
+        slots = record["topk_ids_of_layer"].astype(np.int64)
         known = (slots >= 0) & (slots < self.experts.shape[1])
         layer = np.arange(len(slots))[:, None, None]
         return np.where(known, self.experts[layer, np.where(known, slots, 0)], -1)
@@ -81,7 +86,7 @@ def of_passes(dumps: list[Dump]) -> Source:
     passes: dict[int, list[tuple[Dump, dict[str, Any]]]] = {}
     for dump in dumps:
         for record in dump.records:
-            passes.setdefault(int(record["forward_pass_id"]), []).append((dump, record))
+            passes.setdefault(record["number"], []).append((dump, record))
     shapes = {record["counts"].shape for own in passes.values() for _, record in own}
     if len(shapes) != 1:
         raise UsageError(f"{dumps[0].path} and others are of different models, or hold no pass")
@@ -137,7 +142,7 @@ def _sums(passes: dict[int, list[tuple[Dump, Record]]], kept: list[int]) -> Iter
     for number in sorted(passes):
         counts = np.sum([record["counts"] for _, record in passes[number]], axis=0)
         if counts.any():
-            phases = {_phase(record) for _, record in passes[number]}
+            phases = {record["phase"] for _, record in passes[number]}
             phase = phases.pop() if len(phases) == 1 else "unknown"
             yield Step({index: counts[index] for index in kept}, phase=phase)
 
@@ -153,7 +158,7 @@ def _tokens(
             if real.any():
                 rows = _first_valid(ids[:, real])[:, :, :top_k]
                 own = dict(zip(kept, rows, strict=True))
-                yield Step(ids=own, rank=int(record["rank"]), phase=_phase(record))
+                yield Step(ids=own, rank=int(record["rank"]), phase=record["phase"])
 
 
 def _tensor(value: Any) -> NDArray[Any]:
@@ -167,7 +172,3 @@ def _first_valid(ids: IntArray) -> IntArray:
     """Choices in their order, and what is none behind them."""
     order = np.argsort(ids < 0, axis=2, kind="stable")
     return np.take_along_axis(ids, order, axis=2)
-
-
-def _phase(record: Record) -> str:
-    return MODES.get(record.get("forward_mode", 0), "unknown")
