@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import struct
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -47,8 +48,9 @@ _DAMAGE = (
     pickle.UnpicklingError,
     zipfile.BadZipFile,
     zipfile.LargeZipFile,
-    NotImplementedError,
-    RecursionError,
+    struct.error,
+    RuntimeError,
+    AssertionError,
     ValueError,
     TypeError,
     KeyError,
