@@ -34,8 +34,8 @@ INTENT = (
     "itself drops is missing from the steps in which it did, as Megatron does not trace it then"
 )
 STAGES = (
-    "layers are numbered within a pipeline stage, and the file does not say which stage that is: "
-    "convert the ranks of each stage by themselves"
+    "layers are numbered from 0 in each pipeline stage where hooks wrote the trace, and the file "
+    "does not say which stage it is: convert the ranks of each stage by themselves"
 )
 AGAIN = (
     "layers have several records of a step: micro-batches of training, or passes that were "
@@ -92,8 +92,8 @@ class _Key(NamedTuple):
     @property
     def name(self) -> str:
         if self.head < 0:
-            return f"decoder.layers.{self.layer}.mlp.router"
-        return f"mtp.layers.{self.head}.mtp_model_layer.layers.{self.layer}.mlp.router"
+            return f"decoder.layers.{self.layer}"
+        return f"mtp.layers.{self.head}, layer {self.layer}"
 
 
 class _Record(NamedTuple):
