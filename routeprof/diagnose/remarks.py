@@ -33,7 +33,7 @@ def _converted(profile: Profile) -> Iterator[Finding]:
             "top-k-unknown",
             "info",
             "how many experts a token has is not known, so tokens and overflow are not, either",
-            "routeprof convert FILE --top-k K -o DIR",
+            "routeprof convert FILE DIR --top-k K",
         )
 
 

@@ -30,6 +30,7 @@ from routeprof.formats import (
 )
 from routeprof.formats.refused import why_refused
 from routeprof.formats.source import Source, Told
+from routeprof.recording.schema import INFO_FILE
 from routeprof.topology import PHASES
 
 __all__ = ["FORMATS", "Format", "Told", "as_recording", "convert", "read", "recognised"]
@@ -161,11 +162,15 @@ def convert(
         if not path.exists():
             raise UsageError(f"{path} does not exist: pass a file")
     known = name or recognised(paths[0])
+    if known is None and (paths[0] / INFO_FILE).exists():
+        raise UsageError(
+            f"{paths[0]} is a recording already: end what is to be made of it in .json, .npy, …"
+        )
     if known is None and (reason := why_refused(paths[0])):
         raise UsageError(f"{paths[0]} {reason}")
     if known is None:
         raise UsageError(
-            f"{paths[0]} is of no known kind: pass --format, one of {', '.join(FORMATS)}"
+            f"{paths[0]} is of no known kind: pass --from, one of {', '.join(FORMATS)}"
         )
     return write_recording(read(paths, known, told), directory)
 
