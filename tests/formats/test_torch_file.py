@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import struct
@@ -253,18 +254,25 @@ def test_tensors_of_more_than_there_is(saved: Path, size: tuple[int, ...], strid
         read_torch(saved)
 
 
+def _storage(key: str, elements: int) -> bytes:
+    """Pickled as torch pickles a storage."""
+
+    def text(value: str) -> bytes:
+        return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+    number = pickle.dumps(elements, 2)[2:-1]
+    return (
+        b"(" + text("storage") + b"ctorch\nIntStorage\n" + text(key) + text("cpu") + number + b"tQ"
+    )
+
+
 def _raw(size: tuple[int, ...], stride: tuple[int, ...], times: int = 1) -> bytes:
     """A list of so many tensors over storage 0, as torch writes them."""
 
     def numbers(values: tuple[int, ...]) -> bytes:
         return b"(" + b"".join(pickle.dumps(n, 2)[2:-1] for n in values) + b"t"
 
-    def text(value: str) -> bytes:
-        return b"X" + struct.pack("<I", len(value)) + value.encode()
-
-    storage = (
-        b"(" + text("storage") + b"ctorch\nIntStorage\n" + text("0") + text("cpu") + b"K\x06tQ"
-    )
+    storage = _storage("0", 6)
     one = b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + b"K\x00" + numbers(size)
     one += numbers(stride) + b"\x89ccollections\nOrderedDict\n)RtR"
     return b"\x80\x02](" + one * times + b"e."
@@ -287,16 +295,32 @@ def test_compressed_members(saved: Path):
         read_torch(saved)
 
 
-def test_members_that_overlap(saved: Path):
-    """Two members of one place would be read as if the file were larger than it is."""
-    torch.save([torch.zeros(1000), torch.ones(1000)], saved)
-    data = saved.read_bytes()
-    with zipfile.ZipFile(saved) as archive:
-        places = [archive.getinfo(f"a/data/{key}").header_offset for key in "01"]
-        assert places[0] < places[1]
-    saved.write_bytes(data.replace(struct.pack("<I", places[1]), struct.pack("<I", places[0])))
-    with pytest.raises(UsageError, match="cannot be read"):
-        read_torch(saved)
+def test_members_that_lie_in_one_another(tmp_path: Path):
+    """Each is the rest of the file: together they would be many times its size."""
+    inner, starts = bytes(4096), []
+    for key in range(6):
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr(f"a/data/{key}", inner)
+            (info,) = archive.infolist()
+        inner = file.getvalue()[: archive.start_dir]
+        starts = [(info, 0), *((one, at + len(inner) - info.file_size) for one, at in starts)]
+    ints = [_storage(str(key), info.file_size // 4) for key, (info, _) in enumerate(starts[::-1])]
+    path = tmp_path / "a.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a/data.pkl", b"\x80\x02](" + b"".join(ints) + b"e.")
+    data = path.read_bytes()
+    directory = data.index(b"PK\x01\x02")
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.fp.write(inner)  # type: ignore[union-attr]
+        archive.start_dir += len(inner)
+        for info, at in starts:
+            info.header_offset = at + directory
+            archive.filelist.append(info)
+            archive.NameToInfo[info.filename] = info
+        archive._didModify = True  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match=r"larger than the file|Overlapped"):
+        read_torch(path)
 
 
 @pytest.mark.parametrize("drop", ["data.pkl", "data/0"])
