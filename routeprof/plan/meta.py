@@ -66,7 +66,7 @@ def _built(values: Mapping[str, Any], name: str) -> nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
-    fields = {key: value for key, value in values.items() if key != "model_type"}
+    fields = {key: _decoded(value) for key, value in values.items() if key != "model_type"}
     fields.pop("quantization_config", None)
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -83,6 +83,15 @@ def _built(values: Mapping[str, Any], name: str) -> nn.Module:
         ) from None
     finally:
         logging.set_verbosity(verbosity)
+
+
+def _decoded(value: Any) -> Any:
+    """A value with infinite numbers as numbers, which a config.json writes as objects."""
+    if isinstance(value, dict):
+        if value.keys() == {"__float__"}:
+            return float(value["__float__"])
+        return {key: _decoded(item) for key, item in value.items()}
+    return [_decoded(item) for item in value] if isinstance(value, list) else value
 
 
 def _moe_layers(model: nn.Module) -> list[FoundLayer]:
