@@ -192,6 +192,12 @@ def test_diagnose_takes_the_capacity_that_is_given(cli: Cli, tmp_path: Path):
     assert "  layers 0–1" in [line.rstrip() for line in text.splitlines()]
 
 
+def test_a_tag_in_a_message_does_not_steer_the_terminal(cli: Cli, tmp_path: Path):
+    run = record(tmp_path / "run", steady(np.ones(EXPERTS), tag="\x1b[31mred\nline\u202e"))
+    line = one_line(cli("check", run, "--tag", "x"))
+    assert "there are �[31mred line�" in line
+
+
 def test_help_names_the_table_of_the_file(cli: Cli, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "200")
     for verb in ("diagnose", "check"):
