@@ -12,7 +12,7 @@ from routeprof.plan.cache import cache_bytes, kept
 from routeprof.plan.config import shape_of
 from routeprof.plan.memory import Setting, obstacle, plan, split, weights_on_gpu
 from routeprof.plan.model import load_model, model_of
-from routeprof.plan.precision import FORMATS, Precision, precision
+from routeprof.plan.precision import FORMATS, Precision, hot_count, precision
 from routeprof.whatif.layout import Layout
 
 GIB = 1024**3
@@ -108,6 +108,15 @@ def test_biases_of_hot_experts_have_no_type_of_their_own() -> None:
     assert plan(model, Setting(GIB, precision=told), gpus=1).weights["routed_experts"] == (
         hot + 3 * cold + 4 * bias
     )
+
+
+@pytest.mark.parametrize(
+    ("experts", "share", "count"),
+    [(128, 0.1, 13), (128, 0.101, 13), (30, 0.1, 3), (8, 0.01, 1), (8, 0.0, 0), (8, 1.0, 8)],
+)
+def test_a_share_of_the_experts_is_rounded_up(experts: int, share: float, count: int) -> None:
+    """30 x 0.1 is a little more than 3 in floating point."""
+    assert hot_count(experts, share) == count
 
 
 def test_a_fp32_model_keeps_norms_and_cache_in_fp32() -> None:
