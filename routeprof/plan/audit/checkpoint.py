@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from routeprof.errors import UsageError
 
@@ -156,13 +157,13 @@ class Source:
             os.close(descriptor)
         self._descriptors.clear()
 
-    def read(self, file: Path, start: int, into: torch.Tensor) -> None:
-        """Fill a contiguous tensor with the bytes that begin at ``start``.
+    def read(self, file: Path, start: int, into: NDArray[Any]) -> None:
+        """Fill a contiguous array with the bytes that begin at ``start``.
 
         Raises:
             UsageError: the file ends before, as when it is overwritten meanwhile.
         """
-        view = memoryview(into.view(torch.uint8).numpy().data)
+        view = into.reshape(-1).view(np.uint8).data
         done = 0
         while done < len(view):
             count = os.preadv(self._descriptors[file], [view[done:]], start + done)
