@@ -31,6 +31,12 @@ CASES: dict[str, list[dict[str, Any]]] = {
     ],
     "minimax": [{}],
     "bamba": [{"attn_layer_indices": [2, 5]}],
+    "nemotron_h": [
+        {
+            "layers_block_type": "mamba moe attention mamba mlp moe mamba".split(),
+            "mamba_conv_bias": False,
+        }
+    ],
 }
 
 
