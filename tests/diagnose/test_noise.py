@@ -12,6 +12,7 @@ from routeprof.diagnose.changes import LEVEL, _shifts
 from routeprof.diagnose.examine import examine
 from routeprof.diagnose.finding import Finding
 from routeprof.diagnose.question import Question
+from routeprof.diagnose.steps import _chance
 from tests.diagnose.made import EXPERTS, Step, apportioned, halves, one_hot, record, steady
 
 LIKELY = np.linspace(1.5, 0.5, EXPERTS) / EXPERTS
@@ -103,3 +104,10 @@ def test_all_comparisons_share_the_chance_of_a_false_alarm():
     assert moved.noise == pytest.approx(due, rel=0.12)
     wrong = by_chance(np.concatenate((one, other)), (10, 12), 1 - LEVEL)
     assert moved.noise > 1.12 * wrong
+
+
+def test_chance_gives_no_expert_a_token_twice(tmp_path: Path):
+    """Four tokens choose two experts each: however the draw goes, one gets four of eight."""
+    counts = [4, 4] + [0] * (EXPERTS - 2)
+    profile = routeprof.load(record(tmp_path / "run", [Step([counts, counts])] * 8))
+    assert _chance(Question(profile), 0, profile.info.layers[0]) == 4 / (8 / EXPERTS)
