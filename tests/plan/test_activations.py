@@ -78,7 +78,7 @@ def wide_values(family: str) -> dict[str, Any]:
     return tiny_values(family, {**WIDE, **FAMILY.get(family, {})})
 
 
-def wide_model(values: dict[str, Any], dtype: torch.dtype) -> nn.Module:
+def wide_model(values: dict[str, Any], dtype: torch.dtype) -> Any:
     with quiet(), torch.random.fork_rng():
         torch.manual_seed(0)
         model: nn.Module = AutoModelForCausalLM.from_config(made(values), dtype=dtype).eval()
@@ -113,6 +113,18 @@ def test_no_longer_pass_holds_less(family: str) -> None:
     with quiet():
         found = peak_bytes(model, torch.zeros((1, 1024), dtype=torch.long, device="meta"))
     assert found >= least(model_of(values), 1024, 2.0)
+
+
+def test_a_loop_over_experts_holds_less_than_all_at_once() -> None:
+    """As the docs say: the count is of experts that are computed together."""
+    values = wide_values("mixtral")
+    model = wide_model(values, torch.float32)
+    found = {}
+    for name in ("grouped_mm", "eager"):
+        model.set_experts_implementation(name)
+        with quiet():
+            found[name] = peak_bytes(model, tokens(256))
+    assert found["eager"] < least(model_of(values), 256, 4.0) < found["grouped_mm"]
 
 
 class Lean(nn.Module):
