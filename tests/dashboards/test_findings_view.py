@@ -120,8 +120,11 @@ def test_all_rules_and_gains_are_those_of_examine(tokens: Path, state: dict[str,
     assert all(one.gain in shown for one in expected)
     assert all(code in shown and why in shown for code, why in answer.unjudged.items())
     values = {card.name: card.value for card in content.cards}
+    tones = {card.name: card.tone for card in content.cards}
     for severity, name in (("warning", "warnings_found"), ("info", "notes_found")):
-        assert values[name] == str(sum(one.severity == severity for one in expected))
+        number = sum(one.severity == severity for one in expected)
+        assert values[name] == str(number)
+        assert tones[name] == ("bad" if severity == "warning" and number else "")
     assert values["rules_unjudged"] == str(len(answer.unjudged))
 
 
