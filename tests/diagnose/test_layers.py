@@ -205,8 +205,11 @@ def test_a_factor_that_is_only_bounded_is_enough_in_any_case(tmp_path: Path):
     factor = float(text.split()[3])
     assert "or less keeps" in text
     counts = np.array([step.counts for step in steps])
-    over = np.maximum(counts - np.ceil(factor * 512 / EXPERTS), 0).sum(axis=(0, 2))
+    slots = np.ceil(factor * 512 / EXPERTS)
+    over = np.maximum(counts - slots, 0).sum(axis=(0, 2))
     assert (over / counts.sum(axis=(0, 2))).max() <= DEFAULTS.max_overflow
+    empty = np.maximum(slots - counts, 0).sum() / (slots * counts.size)
+    assert f"with {empty:.0%} of the slots empty" in text
 
 
 # -- ranks
