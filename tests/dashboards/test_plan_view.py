@@ -296,6 +296,7 @@ def test_what_is_not_known_is_a_dash_and_not_drawn(
     assert set(filled.table["fits"]) == {"–"}
     values = {card.name: card.value for card in content.cards}
     assert values["plan_fits"] == values["most_sequences"] == values["weights_best"] == "–"
+    assert {card.tone for card in content.cards} == {""}
     assert "not known" in filled.caption
     assert "nan" not in text_of([list(content.body), filled.caption])
 

@@ -246,6 +246,14 @@ def test_a_placement_on_ranks_that_do_not_divide_the_experts(tmp_path: Path):
     assert "with 21 slots" in text
 
 
+def test_replicas_help_where_moving_experts_does_not(tmp_path: Path):
+    """A rank for each expert: only a second copy of the hot one makes its rank less full."""
+    profile = routeprof.load(record(tmp_path / "run", steady(one_hot(6.0))))
+    text = placement_gain(Question(profile, gpus=EXPERTS))
+    assert text.startswith("the fullest rank would have 6.00 with 16 slots or ")
+    assert "instead of 6.00 times the mean" in text
+
+
 def test_a_rank_that_wrote_nothing_leaves_its_node_open(tmp_path: Path):
     ids = np.array([[0, 5], [9, 13]] * 8)
     counts = np.bincount(ids.ravel(), minlength=EXPERTS)
