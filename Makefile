@@ -11,7 +11,7 @@ PIP := install --quiet --disable-pip-version-check
 DEMO_OUT := demo-out
 ARGS ?=
 
-.PHONY: demo test test-transformers4 test-vllm test-sglang test-gpu test-wheel lint format
+.PHONY: demo test test-transformers4 test-vllm test-sglang engines test-gpu test-wheel lint format
 .PHONY: bench bench-audit bench-placement bench-vllm bench-dashboard screenshots programs clean
 
 demo: $(INSTALLED)  ## record the sample model, print, report, serve (ARGS=--no-serve ends by itself)
@@ -32,6 +32,10 @@ test-vllm:  ## the vLLM plugin in real engines on the CPU; builds .venv-vllm (3.
 test-sglang:  ## the SGLang plugin in real engines on the CPU; builds .venv-sglang (3.5 GB)
 	PYTHON=$(PYTHON) tests/sglang/environment.sh $(SGLANG_VENV)
 	$(SGLANG_VENV)/bin/python -m pytest tests/sglang $(ARGS)
+
+engines:  ## what these two need besides this package: minutes to fetch
+	PYTHON=$(PYTHON) tests/sglang/environment.sh $(SGLANG_VENV) engine
+	PYTHON=$(PYTHON) tests/vllm/environment.sh $(VLLM_VENV) engine
 
 test-gpu: $(INSTALLED)  ## what only a CUDA device can show; skips where there is none
 	PYTHON=$(BIN)/python tests/gpu/run.sh

@@ -14,7 +14,7 @@ from routeprof.diagnose import DEFAULTS, Finding, completeness, gravest_first
 from routeprof.diagnose.batches import MIXED
 from routeprof.diagnose.examine import examine
 from routeprof.diagnose.question import Question
-from routeprof.diagnose.routing import routing_findings
+from routeprof.diagnose.routing import routing_findings, too_few
 from routeprof.errors import RouteprofError
 from routeprof.profile import Profile
 from routeprof.whatif.requests.served import served_requests
@@ -60,7 +60,8 @@ def judged(context: Context) -> Judged:
         return Judged([], None, NO_TOKENS, trust)
     quick = gravest_first(routing_findings(profile, DEFAULTS))
     if context.state.gains != "yes":
-        return Judged(quick, None, UNASKED, trust)
+        few = too_few(profile, DEFAULTS)
+        return Judged(quick, None, f"Skew {few}. {UNASKED}" if few else UNASKED, trust)
     found = context.once(("diagnosed", context.state.ranks), lambda: _examined(context))
     if isinstance(found, str):
         return Judged(quick, None, found, trust)

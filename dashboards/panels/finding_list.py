@@ -29,6 +29,7 @@ SEEN: dict[str, tuple[str, dict[str, Any]]] = {
     "drift-within": ("timeline", {}),
     "low-margin": ("layer", {}),
     "slower-than-dense": ("layouts", {}),
+    "hybrid": ("plan", {}),
 }
 """The view that shows it, and what has to be chosen there; others are on Health."""
 

@@ -13,11 +13,20 @@ from routeprof.dashboards.panels.command_line import SOURCE, sentence, written
 from routeprof.dashboards.state import ViewState
 from routeprof.dashboards.view import Context
 from routeprof.errors import RouteprofError, UsageError
+from routeprof.plan.config import READERS, family_of
 from routeprof.plan.hotness import Measured, measured
 from routeprof.plan.memory import GIB, Plan, Setting, Split, plan
+from routeprof.plan.model import Model
 from routeprof.plan.parameters import Part
 from routeprof.plan.precision import precision
-from routeprof.plan.recorded import agrees, known_model, recorded_model
+from routeprof.plan.recorded import (
+    agrees,
+    known_model,
+    own_config,
+    own_model,
+    places,
+    recorded_model,
+)
 from routeprof.profile import Profile
 from routeprof.rank_loads import usual_ranks
 from routeprof.report.plan_page import fits_text
@@ -25,6 +34,10 @@ from routeprof.report.plan_page import fits_text
 UNKNOWN = (
     "The recorded model is not one of the known ones: choose “Model” in the dashboard, or pass the "
     "model's config.json to routeprof plan."
+)
+BUILT = (
+    "The recorded model is of {!r:.60}, which a page does not build: use the command below, which "
+    "does with transformers, or choose “Model” in the dashboard."
 )
 
 WEIGHTS: dict[Part, str] = {
@@ -50,7 +63,7 @@ class Planned:
     """A plan.
 
     Attributes:
-        name: of the known model that it is of.
+        name: of the known model that it is of; empty where the recording's own configuration is.
         own: it is the recorded model.
         uneven: why its experts are taken to be loaded evenly; empty where they are measured.
     """
@@ -94,18 +107,33 @@ def gpus_of(context: Context) -> int:
 
 def _planned(context: Context, gpus: int) -> Planned | str:
     state, profile = context.state, context.all_time
-    name = state.model or recorded_model(context.whole)
-    if name is None:
-        return UNKNOWN
+    name = state.model or ""
     try:
-        found, own = known_model(name), agrees(context.whole, name)
-        loads = _loads(profile, name) if own else OTHER
+        if not name and _is_configured(context.whole):
+            found, own = own_model(context.whole), True
+        else:
+            name = name or recorded_model(context.whole) or ""
+            found, own = (known_model(name), agrees(context.whole, name)) if name else (None, False)
+        if found is None:
+            return _no_model(context.whole)
+        loads = _loads(profile, found, name) if own else OTHER
         known = None if isinstance(loads, str) else loads
         made = plan(found, setting(state), gpus=gpus, nodes=state.nodes, measured=known)
     except RouteprofError as error:
         return sentence(error)
     uneven = "" if known else str(loads) if found.moes else "A dense model: nothing is routed."
     return Planned(made, name, own, uneven)
+
+
+def _is_configured(profile: Profile) -> bool:
+    """Whether the recording's own configuration can be planned without building the model."""
+    told = own_config(profile)
+    return told is not None and family_of(*told) in READERS
+
+
+def _no_model(profile: Profile) -> str:
+    told = own_config(profile)
+    return UNKNOWN if told is None else BUILT.format(family_of(*told))
 
 
 OTHER = (
@@ -115,12 +143,18 @@ OTHER = (
 PARTIAL = (
     "Experts are taken to be loaded evenly, as not every MoE layer was counted in what is selected."
 )
+DIFFER = (
+    "Experts are taken to be loaded evenly, as the recorded MoE layers are not those of the "
+    "recording's own configuration."
+)
 
 
-def _loads(profile: Profile, name: str) -> Measured | str:
+def _loads(profile: Profile, model: Model, name: str) -> Measured | str:
     """Loads of the experts, or why they are not used."""
+    if not name and places(profile, model.moes) is None:
+        return DIFFER
     try:
-        found = measured(profile, known_model(name))
+        found = measured(profile, model)
     except UsageError:  # nothing was counted
         return PARTIAL
     # A layer that was not counted would be taken for an even one.
@@ -142,9 +176,14 @@ def plan_line(context: Context, found: Planned | str) -> str:
     state = context.state
     loads = isinstance(found, Planned) and not found.uneven
     name = found.name if isinstance(found, Planned) else state.model
-    name = name or recorded_model(context.whole) or "CONFIG_JSON"
+    if not name and own_config(context.whole) is not None:
+        # Without its loads the command does not have the recording's configuration, either.
+        loads = loads or isinstance(found, str)
+        name = "" if loads else "CONFIG_JSON"
+    else:
+        name = name or recorded_model(context.whole) or "CONFIG_JSON"
     return written(
-        f"routeprof plan {name}",
+        f"routeprof plan {name}".strip(),
         {
             "gpus": gpus_of(context),
             "nodes": state.nodes if state.nodes > 1 else None,

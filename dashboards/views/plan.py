@@ -180,6 +180,8 @@ def notes(context: Context, found: Planned) -> Iterator[str]:
 def _of(context: Context, found: Planned) -> str:
     """Whose plan it is."""
     name = found.made.model.name
+    if found.own and not found.name:
+        return f"The plan is of {name}, by the configuration that its recording has."
     if found.own:
         return (
             f"The plan is of {name}, as the recorded model has its family, width, experts and "

@@ -74,7 +74,7 @@ def main() -> None:
     try:
         sys.exit(app(standalone_mode=False))
     except RouteprofError as error:
-        print(f"routeprof: {error}", file=sys.stderr)
+        print(f"routeprof: {_one_line(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
     except BrokenPipeError:
         sys.stderr.close()
@@ -86,6 +86,15 @@ def main() -> None:
             raise
         _say_usage(error)
         sys.exit(2)
+
+
+def _one_line(text: str) -> str:
+    """Tags and names in a message may be anything, and must not steer the terminal."""
+    if text.isprintable():
+        return text
+    from routeprof.report.summary import plain
+
+    return plain(" ".join(text.split()))
 
 
 def _say_usage(error: Any) -> None:

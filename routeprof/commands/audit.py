@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from routeprof.commands.options import AsJson, Phase, Tag
-
-MAX_RATIO = 4.0  # as in routeprof.plan.audit.verdicts, which is heavy to import
+from routeprof.plan.audit.options import MAX_RATIO, check_numbers, check_plan, check_ratio
 
 
 def audit(
@@ -45,8 +44,8 @@ def audit(
     sample: Annotated[
         int | None,
         typer.Option(
-            help="Round one in so many tiles: 1 for all, slow; unset, so that 131072 elements of "
-            "each matrix are. Maxima are always of all elements."
+            help="Round one in so many groups of 128: 1 for all, slow; unset, so that 65536 "
+            "elements of each matrix are. Maxima are always of all elements."
         ),
     ] = None,
     threads: Annotated[
@@ -68,29 +67,31 @@ def audit(
 
     Example: routeprof audit models/mixtral --recording runs/mixtral --cold fp8 -o audit/
     """
-    from rich.console import Console
-
     from routeprof.errors import UsageError
-    from routeprof.plan.audit.mixed import check_plan, mixed
-    from routeprof.plan.audit.verdicts import check_ratio, verdicts
-    from routeprof.plan.weights import audit as audited
-    from routeprof.plan.weights import experts_of, sample_for, size_of
+    from routeprof.plan.audit.experts import experts_of
     from routeprof.profile import load
-    from routeprof.report.audit import audit_json, write_audit
-    from routeprof.report.audit_text import print_audit
-    from routeprof.report.progress import counted
     from routeprof.whatif.room import parse_bytes
 
-    # What is wrong is said before all weights are read.
+    # What is wrong is said before torch is imported and all weights are read.
+    check_numbers(sample, threads)
     check_ratio(max_ratio)
     most = None if budget is None else parse_bytes(budget, "budget")
     check_plan(hot, cold, hot_share, most)
-    profile = None
-    if recording is not None:
-        profile = load(recording).select(phase=phase, tag=tag)
-    elif any(value is not None for value in (hot_share, budget, phase, tag)):
+    if recording is None and any(one is not None for one in (hot_share, budget, phase, tag)):
         raise UsageError("hot-share, budget, phase and tag are of a recording; pass --recording")
     found = experts_of(model)
+    profile = None if recording is None else load(recording).select(phase=phase, tag=tag)
+
+    from rich.console import Console
+
+    from routeprof.plan.audit.mixed import mixed
+    from routeprof.plan.audit.verdicts import verdicts
+    from routeprof.plan.weights import audit as audited
+    from routeprof.plan.weights import sample_for, size_of
+    from routeprof.report.audit import audit_json, write_audit
+    from routeprof.report.audit_text import print_audit
+    from routeprof.report.progress import counted
+
     sample = sample_for(found) if sample is None else sample
     with counted(size_of(found), "weights") as advance:
         done = audited(model, sample=sample, threads=threads, advance=advance, found=found)

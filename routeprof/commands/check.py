@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from routeprof.commands.diagnose import Capacity, Config, Gpus, Since, asked, limits_of
+from routeprof.commands.diagnose import Capacity, Config, Gpus, Model, Since, asked, limits_of
 from routeprof.commands.options import AsJson, Between, Phase, Recordings, Tag
 from routeprof.errors import UsageError
 
@@ -33,6 +33,7 @@ def check(
     since: Since = None,
     config: Config = None,
     gpus: Gpus = None,
+    model: Model = None,
     phase: Phase = None,
     tag: Tag = None,
     between: Between = None,
@@ -61,7 +62,7 @@ def check(
     )
     if max_overflow is not None and not limits.capacity_factor:
         limits = limits.changed(capacity_factor=USUAL_FACTOR)
-    question = asked(directories, limits, since, gpus, (phase, tag, between), "h100")
+    question = asked(directories, limits, since, gpus, (phase, tag, between), "h100", model)
     answer = examine(question, gains=False)
     _require_judged(
         answer.unjudged,
@@ -72,6 +73,7 @@ def check(
             "rank-imbalance": _given({"--max-rank-imbalance": max_rank_imbalance, "--gpus": gpus}),
             SKEW: max_imbalance is not None and "--max-imbalance",
             "drift-since": since is not None and "--since",
+            "hybrid": model is not None and "--model",
         },
     )
     failed = failures(answer, severities[: severities.index(fail_on) + 1])

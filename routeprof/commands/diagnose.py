@@ -31,6 +31,14 @@ Capacity = Annotated[
     typer.Option(help="The engine's capacity factor, if it has a capacity."),
 ]
 
+Model = Annotated[
+    str | None,
+    typer.Option(
+        help="The model's config.json, directory or name, if the recording does not have it.",
+        metavar="CONFIG_JSON|DIR|NAME",
+    ),
+]
+
 
 def diagnose(
     directories: Recordings,
@@ -41,6 +49,7 @@ def diagnose(
         str, typer.Option(help="Whose peak rates time is modelled at, such as h100.")
     ] = "h100",
     capacity_factor: Capacity = None,
+    model: Model = None,
     phase: Phase = None,
     tag: Tag = None,
     between: Between = None,
@@ -48,7 +57,7 @@ def diagnose(
 ) -> None:
     """Say what is wrong with a recorded model's routing, why, and what to do.
 
-    Looks at capture, skew and its cause, steps, ranks, nodes, drift and GEMM sizes.
+    Looks at capture, skew and its cause, steps, ranks, nodes, drift, GEMM sizes and hybrid models.
 
     Example: routeprof diagnose runs/mixtral --gpus 8 --since runs/last-week
     """
@@ -60,7 +69,7 @@ def diagnose(
 
     hardware(gpu)
     limits = limits_of(config, capacity_factor=capacity_factor)
-    question = asked(directories, limits, since, gpus, (phase, tag, between), gpu)
+    question = asked(directories, limits, since, gpus, (phase, tag, between), gpu, model)
     answer = examine(question)
     if as_json:
         typer.echo(json.dumps(answer_json(answer, question), indent=1))
@@ -86,6 +95,7 @@ def asked(
     gpus: int | None,
     selection: tuple[str | None, str | None, str | None],
     gpu: str,
+    model: str | None = None,
 ) -> Question:
     """What to examine.
 
@@ -93,11 +103,13 @@ def asked(
         selection: phase, tag and range of time; the other recording is selected by the first two.
 
     Raises:
-        UsageError: the phase or the tag does not occur, or the range is none.
+        UsageError: the phase or the tag does not occur, the range is none, or there is no such
+            model.
     """
     from time import time
 
     from routeprof.diagnose.question import Question
+    from routeprof.plan.config import read_config
     from routeprof.profile import load
 
     phase, tag, between = selection
@@ -108,4 +120,5 @@ def asked(
         gpus=gpus,
         hardware=gpu,
         now=time(),
+        model=None if model is None else read_config(model),
     )

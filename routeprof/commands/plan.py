@@ -15,19 +15,21 @@ if TYPE_CHECKING:
     from routeprof.plan.hotness import Measured
     from routeprof.plan.memory import Plan
     from routeprof.plan.model import Model
+    from routeprof.profile import Profile
 
 DTYPES = "fp32, bf16, fp16, fp8, int8, int4, mxfp4 or nvfp4"
 
 
 def plan(
     model: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            help="A config.json, a model's directory, or a known model such as deepseek-v3.",
+            help="A config.json, a model's directory, or a known model such as deepseek-v3; unset, "
+            "that of the recording.",
             metavar="CONFIG_JSON|MODEL_DIR|NAME",
             show_default=False,
         ),
-    ],
+    ] = None,
     gpus: Annotated[int, typer.Option(help="GPUs, on all nodes together.")] = 8,
     gpu_memory: Annotated[str, typer.Option(help="Of each GPU, such as 80GiB or 141GB.")] = "80GiB",
     nodes: Annotated[int, typer.Option(help="Nodes that the GPUs stand in.")] = 1,
@@ -74,7 +76,6 @@ def plan(
     """
     from routeprof.plan.memory import Setting
     from routeprof.plan.memory import plan as planned
-    from routeprof.plan.model import load_model
     from routeprof.plan.precision import FORMATS, named, precision
     from routeprof.whatif.room import parse_bytes
 
@@ -102,8 +103,9 @@ def plan(
         graphs=_reserve(graphs, "graphs"),
         dispatch=named(dispatch_dtype, "dispatch-dtype", FORMATS),
     )
-    found = load_model(model)
-    loads = _loads(recording, found, phase, tag) if recording else None
+    profile = _profile(recording, phase, tag) if recording else None
+    found = _model(model, profile)
+    loads = None if profile is None else _loads(profile, found)
     made = planned(found, setting, gpus=gpus, nodes=nodes, measured=loads)
     _write(made, html, csv)
     if as_json:
@@ -124,11 +126,38 @@ def _reserve(text: str, name: str) -> int:
     return 0 if text.strip() == "0" else parse_bytes(text, name)
 
 
-def _loads(directories: list[Path], model: Model, phase: str | None, tag: str | None) -> Measured:
-    from routeprof.plan.hotness import measured
+def _profile(directories: list[Path], phase: str | None, tag: str | None) -> Profile:
     from routeprof.profile import load
 
-    return measured(selected(load(directories), phase, tag, None), model)
+    return selected(load(directories), phase, tag, None)
+
+
+def _model(source: str | None, profile: Profile | None) -> Model:
+    """The model that is named, else that of the recording's own configuration."""
+    if source is not None:
+        from routeprof.plan.model import load_model
+
+        return load_model(source)
+    if profile is None:
+        raise UsageError(
+            "no model to plan: pass a config.json, a model's directory or a known name, or "
+            "--recording DIR whose recording has its model's configuration"
+        )
+    from routeprof.plan.recorded import own_model
+
+    own = own_model(profile)
+    if own is None:
+        raise UsageError(
+            "the recording does not have its model's configuration: pass a config.json, a model's "
+            "directory or a known name, too, or record anew"
+        )
+    return own
+
+
+def _loads(profile: Profile, model: Model) -> Measured:
+    from routeprof.plan.hotness import measured
+
+    return measured(profile, model)
 
 
 def _write(made: Plan, html: Path | None, csv: Path | None) -> None:

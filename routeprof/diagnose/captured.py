@@ -40,12 +40,12 @@ def _states(profile: Profile) -> Iterator[Finding]:
             unsupported,
         )
     if not profile.totals.keys and not profile.in_state("captured"):
-        yield Finding(
-            "nothing-captured",
-            "error",
-            "no forward pass was recorded",
-            "run the model while the recording is on; a paused recording counts nothing",
-        )
+        if profile.is_whole:
+            text = "no forward pass was recorded"
+            todo = "run the model while the recording is on; a paused recording counts nothing"
+        else:
+            text, todo = "no forward pass is in what is selected", "select more, or another time"
+        yield Finding("nothing-captured", "error", text, todo)
 
 
 def _coverage(profile: Profile) -> Iterator[Finding]:

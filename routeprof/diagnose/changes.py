@@ -85,12 +85,16 @@ def _incomparable(question: Question) -> str:
     if question.since is None:
         return ""
     sizes, others = (
-        {layer.index: layer.experts for layer in profile.info.layers if layer.kind == "moe"}
+        {
+            layer.index: (layer.experts, layer.top_k)
+            for layer in profile.info.layers
+            if layer.kind == "moe"
+        }
         for profile in (question.profile, question.since)
     )
     if sizes == others:
         return ""
-    return "the other recording is of a model with other layers or experts"
+    return "the other recording is of a model with other layers, experts or top-k"
 
 
 def _finding(

@@ -10,6 +10,7 @@ from routeprof.diagnose.captured import layers_and_parts
 from routeprof.diagnose.changes import drift_since, drift_within
 from routeprof.diagnose.finding import Finding, gravest_first
 from routeprof.diagnose.gates import low_margin
+from routeprof.diagnose.hybrid import hybrid
 from routeprof.diagnose.overflow import overflow, overflow_gain
 from routeprof.diagnose.placed import cross_node, placement_gain, rank_imbalance
 from routeprof.diagnose.question import Answer, Question, Rule
@@ -28,6 +29,7 @@ RULES: dict[str, Rule] = {
     "drift-within": drift_within,
     "low-margin": low_margin,
     "slower-than-dense": slower_than_dense,
+    "hybrid": hybrid,
 }
 """By the code of what they find."""
 

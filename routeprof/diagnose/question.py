@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +31,7 @@ class Question:
         gpus: expert-parallel ranks to judge; None for those that the recording tells of.
         hardware: name of a GPU whose peak rates a model of time may use; None for no such model.
         now: seconds since the epoch, as for `findings`.
+        model: a configuration, and what to call it, instead of the recording's own.
     """
 
     profile: Profile
@@ -39,6 +40,7 @@ class Question:
     gpus: int | None = None
     hardware: str | None = None
     now: float | None = None
+    model: tuple[dict[str, Any], str] | None = None
 
     @cached_property
     def ranks(self) -> int | None:

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, isnan
 
 from routeprof.errors import UsageError
+from routeprof.plan.activations import Routed, mixer_numbers, mlp_numbers, moe_numbers
 from routeprof.plan.model import Model
 from routeprof.plan.precision import FORMATS
-from routeprof.plan.shape import (
-    Attention,
-    GatedDeltaNet,
-    LatentAttention,
-    Mamba,
-    Mamba2,
-    Mixer,
-    Mlp,
-    Moe,
-)
+from routeprof.plan.shape import Moe, Shape
 from routeprof.whatif.layout import Layout
 
 LOGIT_BYTES = 4
@@ -54,10 +46,12 @@ class Buffers:
 
     Attributes:
         activations: the most that lives at one time, of the layer that needs the most.
+        ceiling: that activations do not exceed.
         dispatch, combine: rows on the way to the experts and on the way back.
     """
 
     activations: float
+    ceiling: float
     dispatch: float
     combine: float
 
@@ -65,11 +59,17 @@ class Buffers:
 def buffers(model: Model, layout: Layout, step: Pass) -> Buffers:
     """Buffers of one forward pass.
 
-    Each tensor is taken to be freed once it was read, with no room for a kernel's workspace or for
-    what an allocator cannot use: the least that a pass can do with.
+    Activations are the least that a pass can do with: see ``routeprof.plan.activations``, with no
+    room for a kernel's workspace or for what an allocator cannot use. Of a family that is not known
+    they are what transformers allocates, where every GPU does all that a replica alone would do.
     """
     dispatch, combine = _exchanged(model, layout, step)
-    return Buffers(_activations(model, layout, step), dispatch, combine)
+    if model.shape is not None:
+        least = _least(model, model.shape, layout, step)
+        return Buffers(least, least, dispatch, combine)
+    ceiling = _allocated(model, layout, step)
+    cut = layout.tp > 1 or (model.moes and layout.etp > 1) or step.fullest
+    return Buffers(NAN if cut else ceiling, ceiling, dispatch, combine)
 
 
 def rows_on_fullest(moe: Moe, layout: Layout, step: Pass, fullest: float = 1.0) -> int:
@@ -107,60 +107,52 @@ def _fullest(step: Pass, at: int) -> float:
     return step.fullest[at] if step.fullest else 1.0
 
 
-def _activations(model: Model, layout: Layout, step: Pass) -> float:
-    """Residual and input of a layer, with the wider of its mixer and its MLP; or the logits."""
-    if model.shape is None:
+def _allocated(model: Model, layout: Layout, step: Pass) -> float:
+    """What transformers allocates where nothing is cut: a GPU with parts of it holds no more.
+
+    NaN where that does not follow, since a GPU gets rows of other replicas, too.
+    """
+    for at, (_, moe) in enumerate(model.moes):
+        rows = rows_on_fullest(moe, layout, step, _fullest(step, at))
+        if rows > step.tokens * moe.top_k:
+            return NAN
+    if not model.config:
         return NAN
+    from routeprof.plan.allocated import allocated_bytes
+
+    layers = allocated_bytes(model.config, step.tokens, step.item)
+    return layers if isnan(layers) else max(layers, _logits(model, 1, step))
+
+
+def _least(model: Model, shape: Shape, layout: Layout, step: Pass) -> float:
+    """The residual with the layer's part that holds the most; or what makes the logits.
+
+    Zamba2 reads the embeddings again in every shared block: they stay.
+    """
     routed, wide = 0, 0
-    for layer in model.shape.layers:
+    for layer in shape.layers:
         for mixer in layer.mixers:
-            wide = max(wide, step.tokens * _mixer_width(mixer, model.hidden, layout.tp))
+            wide = max(wide, step.tokens * mixer_numbers(mixer, model.hidden, layout.tp))
         for mlp in (layer.mlp, layer.block.mlp if layer.block else None):
             if isinstance(mlp, Moe):
-                rows = rows_on_fullest(mlp, layout, step, _fullest(step, routed))
-                wide = max(wide, _moe_numbers(mlp, model.hidden, layout, step, rows))
+                wide = max(wide, moe_numbers(mlp, model.hidden, _routed(mlp, layout, step, routed)))
                 routed += 1
             elif mlp:
-                wide = max(wide, step.tokens * _mlp_width(mlp, model.hidden, layout.tp))
-    layers = (2 * step.tokens * model.hidden + wide) * step.item
-    logits = step.batch * -(-model.vocab // layout.tp) * LOGIT_BYTES
-    return max(layers, logits + 2 * step.tokens * model.hidden * step.item)
+                wide = max(wide, step.tokens * mlp_numbers(mlp, model.hidden, layout.tp))
+    stays = 2 if any(layer.block for layer in shape.layers) else 1
+    layers = (stays * step.tokens * model.hidden + wide) * step.item
+    return max(layers, _logits(model, layout.tp, step))
 
 
-def _mlp_width(mlp: Mlp, hidden: int, tp: int) -> int:
-    """Numbers of each token: first matrices, their product, and the output."""
-    return (3 if mlp.gated else 2) * -(-mlp.width // tp) + hidden
+def _logits(model: Model, tp: int, step: Pass) -> float:
+    """The last hidden states, and each sequence's logits in FP32."""
+    logits = step.batch * -(-model.vocab // tp) * LOGIT_BYTES
+    return step.tokens * model.hidden * step.item + logits
 
 
-def _moe_numbers(moe: Moe, hidden: int, layout: Layout, step: Pass, rows: int) -> int:
-    """Input, inner and output rows of the fullest rank, the logits, and the shared expert's."""
-    inner = (3 if moe.gated else 2) * -(-moe.width // layout.etp)
-    shared = step.tokens * _mlp_width(moe.shared, hidden, layout.tp) if moe.shared else 0
-    return rows * (2 * moe.inputs(hidden) + inner) + step.tokens * moe.experts + shared
-
-
-def _mixer_width(mixer: Mixer, hidden: int, tp: int) -> int:
-    """Numbers of each token: what the first projection makes, what mixes, and the output."""
-    if isinstance(mixer, Attention):
-        queries = -(-mixer.heads // tp) * mixer.head
-        keys = -(-mixer.kv_heads // tp) * mixer.head
-        return queries * (3 if mixer.gated else 2) + 2 * keys + hidden
-    if isinstance(mixer, LatentAttention):
-        heads = -(-mixer.heads // tp)
-        latents = (mixer.q_rank or 0) + mixer.kv_rank + mixer.rope
-        # Queries; keys and values unfolded from the latent, as prefill has them; the output.
-        unfolded = heads * (mixer.nope + mixer.value)
-        return latents + heads * (mixer.nope + mixer.rope + mixer.value) + unfolded + hidden
-    if isinstance(mixer, Mamba):
-        inner = -(-mixer.inner // tp)
-        return 4 * inner + mixer.dt_rank + 2 * mixer.state + hidden
-    if isinstance(mixer, Mamba2):
-        inner = -(-mixer.heads // tp) * mixer.head
-        return 4 * inner + 4 * -(-mixer.groups // tp) * mixer.state + hidden
-    if isinstance(mixer, GatedDeltaNet):
-        keys = -(-mixer.key_heads * mixer.key // tp)
-        return 4 * keys + 4 * -(-mixer.value_heads * mixer.value // tp) + hidden
-    return 5 * -(-mixer.heads // tp) * mixer.head + hidden
+def _routed(moe: Moe, layout: Layout, step: Pass, at: int) -> Routed:
+    rows = rows_on_fullest(moe, layout, step, _fullest(step, at))
+    return Routed(step.tokens, rows, layout.tp, layout.etp, sent=not layout.is_replicated)
 
 
 def item_bytes(dtype: str) -> float:

@@ -64,7 +64,9 @@ class Split:
         weights: of each part.
         kv, state: of the batch's sequences on that GPU.
         activations, dispatch, combine: of one forward pass.
-        held_back: the larger of the reserve and of activations, buffers, graphs and runtime.
+        held_back: the larger of the reserve and of activations, buffers, graphs and runtime; at
+            least so much, unless it is ``sure``.
+        sure: activations are known, or cannot be more than the reserve.
         free: left for the cache; below 0 where the weights alone are too many.
         sequences: of the length that fit at once, on all GPUs together; None where not known.
         why: why the layout cannot run at all, if it cannot.
@@ -79,6 +81,7 @@ class Split:
     dispatch: float
     combine: float
     held_back: float
+    sure: bool
     free: float
     sequences: int | None
     why: str
@@ -97,7 +100,9 @@ class Split:
         """Whether weights, the batch's cache and what is held back fit; None where not known."""
         if self.why or self.free < 0:
             return False
-        return None if isnan(self.cache_bytes) else self.cache_bytes <= self.free
+        if self.cache_bytes > self.free:
+            return False
+        return True if self.sure and not isnan(self.cache_bytes) else None
 
 
 @dataclass(frozen=True)
@@ -170,8 +175,10 @@ def split(
     held = weights_on_gpu(model, layout, precision, measured)
     one = _sequence(model, setting, layout)
     computed = needs.dispatch + needs.combine + setting.graphs + setting.runtime
-    computed += 0.0 if isnan(needs.activations) else needs.activations
-    held_back = max(setting.reserve * setting.memory, computed)
+    reserve = setting.reserve * setting.memory
+    least = 0.0 if isnan(needs.activations) else needs.activations
+    held_back = max(reserve, computed + least)
+    sure = not isnan(needs.activations) or computed + needs.ceiling <= reserve
     free = setting.memory - sum(held.values()) - held_back
     why = obstacle(model, layout)
     return Split(
@@ -183,8 +190,9 @@ def split(
         dispatch=needs.dispatch,
         combine=needs.combine,
         held_back=held_back,
+        sure=sure,
         free=free,
-        sequences=_sequences(free, one, layout, why),
+        sequences=_sequences(free, one, layout, why) if sure or free < 0 else None,
         why=why,
         spans_nodes=max(layout.tp, layout.etp) > layout.per_node,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from routeprof.plan.parameters import Part, Weight
 from routeprof.plan.shape import Moe
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from routeprof.hooks.taps import FoundLayer
@@ -26,6 +28,10 @@ ROUTER = re.compile(r"\b(gate|router)\.")
 EMBEDDING = re.compile(r"embed|wte|lm_head")
 STATE = re.compile(r"Mixer$|MambaLayer$|GatedDelta|LightningAttention$|LinearAttention$|ShortConv$")
 NO_CACHE = "the cache of this family is not known: what is kept of a sequence is left out"
+ALLOCATED = (
+    "activations are shown where no matrix is cut and loads are even, as transformers allocates "
+    "them, which is not the least"
+)
 ANY_WAYS = 1 << 30
 GUESSED = "{} is not a family that routeprof knows: parts are told by the names of its modules"
 
@@ -44,7 +50,7 @@ def model_on_meta(values: Mapping[str, Any], name: str) -> Model:
         import transformers  # noqa: F401
     except ImportError:
         raise MissingExtraError("transformers", "demo") from None
-    model = _built(values, name)
+    model = built_on_meta(values, name)
     layers = _moe_layers(model)
     hidden = _first(model, "hidden_size", "d_model")
     kept = _kept(model)
@@ -57,23 +63,32 @@ def model_on_meta(values: Mapping[str, Any], name: str) -> Model:
         weights=tuple(_weights(model, layers)),
         kept=kept,
         moes=tuple((found.layer.index, _moe(found.layer, hidden)) for found in layers),
-        notes=(GUESSED.format(family), *(() if kept is not None else (NO_CACHE,))),
+        config=json.dumps(dict(values), sort_keys=True, default=str),
+        notes=(GUESSED.format(family), ALLOCATED, *(() if kept is not None else (NO_CACHE,))),
     )
 
 
-def _built(values: Mapping[str, Any], name: str) -> nn.Module:
+def built_on_meta(
+    values: Mapping[str, Any], name: str, dtype: torch.dtype | None = None
+) -> nn.Module:
+    """The language model, without memory, in eval mode.
+
+    Args:
+        dtype: of its weights; what the values say if None.
+
+    Raises:
+        UsageError: transformers cannot build it.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.utils import logging
 
-    fields = {key: value for key, value in values.items() if key != "model_type"}
+    fields = {key: _decoded(value) for key, value in values.items() if key != "model_type"}
     fields.pop("quantization_config", None)
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
+    told = {} if dtype is None else {"dtype": dtype}
     try:
-        config = AutoConfig.for_model(values["model_type"], **fields)
-        with torch.device("meta"):
-            model: nn.Module = AutoModelForCausalLM.from_config(config)
+        with quietly(), torch.device("meta"):
+            config = AutoConfig.for_model(values["model_type"], **fields)
+            model: nn.Module = AutoModelForCausalLM.from_config(config, **told)
         return model.eval()
     except Exception as error:
         said = " ".join(str(error).split())
@@ -81,8 +96,28 @@ def _built(values: Mapping[str, Any], name: str) -> nn.Module:
             f"{name}: transformers cannot build {values['model_type']!r:.60} ({said:.160}): pass "
             f"the config.json of a language model that it knows"
         ) from None
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without what transformers logs."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
     finally:
         logging.set_verbosity(verbosity)
+
+
+def _decoded(value: Any) -> Any:
+    """A value with infinite numbers as numbers, which a config.json writes as objects."""
+    if isinstance(value, dict):
+        if value.keys() == {"__float__"}:
+            return float(value["__float__"])
+        return {key: _decoded(item) for key, item in value.items()}
+    return [_decoded(item) for item in value] if isinstance(value, list) else value
 
 
 def _moe_layers(model: nn.Module) -> list[FoundLayer]:
@@ -184,16 +219,10 @@ def _growth(name: str, short: int, long: int, layer: _CacheLayer, at: int) -> Ke
 
 def _cache(model: nn.Module, length: int) -> Any:
     import torch
-    from transformers.utils import logging
 
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        with _idle_experts(model), torch.inference_mode():
-            ids = torch.zeros((1, length), dtype=torch.long, device="meta")
-            return model(input_ids=ids, use_cache=True).past_key_values
-    finally:
-        logging.set_verbosity(verbosity)
+    with quietly(), _idle_experts(model), torch.inference_mode():
+        ids = torch.zeros((1, length), dtype=torch.long, device="meta")
+        return model(input_ids=ids, use_cache=True).past_key_values
 
 
 @contextmanager

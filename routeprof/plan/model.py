@@ -22,6 +22,7 @@ class Model:
         moes: index and experts of each MoE layer.
         kept: what is kept of a sequence; None where that is not known.
         shape: layer by layer, where the family is known.
+        config: text of the config.json that transformers builds it from, where it is not.
         notes: what the plan leaves out or could not tell.
     """
 
@@ -33,6 +34,7 @@ class Model:
     kept: tuple[Kept, ...] | None
     moes: tuple[tuple[int, Moe], ...]
     shape: Shape | None = None
+    config: str = ""
     notes: tuple[str, ...] = ()
 
     @property

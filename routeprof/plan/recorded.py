@@ -1,17 +1,65 @@
-"""Which known model a recording is of, by what it says of the model's shape."""
+"""Which model a recording is of: by its own configuration, or by what it says of the shape."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from routeprof.placements import placed
 from routeprof.plan.known import known_facts, known_names
-from routeprof.plan.model import Model, load_model
+from routeprof.plan.model import Model, load_model, model_of
+from routeprof.plan.shape import Moe
 from routeprof.tables import moe_layers
+from routeprof.topology import Layer
 
 if TYPE_CHECKING:
     from routeprof.profile import Profile
+
+OWN = "the recording's configuration"
+UNNAMED = "the recorded model"
+
+
+def own_config(profile: Profile) -> tuple[dict[str, Any], str] | None:
+    """As ``read_config``, of what the recording itself says; None where it does not."""
+    config = profile.info.model.config
+    return None if config is None else (config, OWN)
+
+
+def own_model(profile: Profile) -> Model | None:
+    """The model by the recording's own configuration; None where it has none.
+
+    Raises:
+        UsageError: the configuration says too little.
+        MissingExtraError: the family is not known and transformers is not installed.
+    """
+    told = own_config(profile)
+    if told is None:
+        return None
+    return replace(model_of(*told), name=profile.info.model.name or UNNAMED)
+
+
+def places(profile: Profile, moes: Iterable[tuple[int, Moe]]) -> dict[int, int] | None:
+    """For each MoE layer of a model, the recording's index of it.
+
+    Experts and top-k of every layer must agree, and its number, unless the recording numbers its
+    MoE layers anew, as it does where their numbers in the model are not unique.
+
+    Returns:
+        None where the recording has other MoE layers than the model.
+    """
+    recorded = [layer for _, layer in moe_layers(profile)]
+    wanted = [(at, moe.experts, moe.top_k) for at, moe in moes]
+    found = [(layer.index, placed(layer), layer.top_k) for layer in recorded]
+    first = 0 if all(map(_has_own_number, recorded)) else 1
+    if [one[first:] for one in found] != [one[first:] for one in wanted]:
+        return None
+    return {at: layer.index for (at, *_), layer in zip(wanted, recorded, strict=True)}
+
+
+def _has_own_number(layer: Layer) -> bool:
+    return [part for part in layer.name.split(".") if part.isdigit()] == [str(layer.index)]
 
 
 @cache

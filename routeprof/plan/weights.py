@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,12 +15,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from routeprof.errors import UsageError
-from routeprof.plan.audit.checkpoint import Source, opened, tensors_of
-from routeprof.plan.audit.experts import Found, Matrix, Part, find_experts, read_config
+from routeprof.plan.audit.checkpoint import Source, opened
+from routeprof.plan.audit.experts import Found, Matrix, Part, experts_of
+from routeprof.plan.audit.groups import SCHEMES as OWN
+from routeprof.plan.audit.groups import Sums
+from routeprof.plan.audit.options import check_numbers
 from routeprof.plan.audit.shared import FIXED, fixed_scales
-from routeprof.plan.audit.tiles import SCHEMES as OWN
-from routeprof.plan.audit.tiles import Reader, Sums
+from routeprof.plan.audit.strips import Reader
 
 Floats = NDArray[np.float64]
 
@@ -28,8 +30,11 @@ SCHEMES = (*FIXED, *OWN)
 
 MOST_THREADS = 8
 
-ENOUGH = 1 << 17
-"""Elements of a matrix whose errors give the root mean square to within a per cent."""
+BUNDLE = 1 << 26
+"""Bytes."""
+
+ENOUGH = 1 << 16
+"""Elements of a matrix to round: what that is good for is measured in ``docs/audit.md``."""
 
 SPARSEST = 64
 
@@ -86,7 +91,7 @@ class Audit:
     """All matrices of a checkpoint.
 
     Attributes:
-        sample: errors, shares and rms are of one in so many tiles; maxima of all elements.
+        sample: errors, shares and rms are of one in so many groups of 128; maxima of all elements.
         skipped: names of expert tensors that could not be audited, by the reason.
         read: bytes of the matrices.
     """
@@ -108,12 +113,12 @@ def audit(
 ) -> Audit:
     """Audit the expert weights of a safetensors checkpoint.
 
-    Memory is bounded by a strip of 128 rows for each thread, and 128 KiB for each expert of a
-    layer; for stacked tensors with outputs last by one expert's matrix for each thread.
+    Memory is bounded by a strip of 128 outputs or 4 MiB for each thread, and 256 KiB for each
+    expert of a layer; for stacked tensors with outputs last by one expert's matrix for each thread.
 
     Args:
         source: a model's directory, or one file.
-        sample: measure errors in one of so many tiles of 128 x 512.
+        sample: measure errors in one of so many groups of 128 inputs.
         threads: unset, one a processor, up to 8.
         advance: told the bytes that were read, as they are read.
         found: what ``experts_of`` has found, if it was called already.
@@ -121,10 +126,7 @@ def audit(
     Raises:
         UsageError: no such checkpoint, a broken one, or one without experts to audit.
     """
-    if sample < 1:
-        raise UsageError(f"sample is {sample}; pass 1 or more")
-    if threads is not None and threads < 1:
-        raise UsageError(f"threads is {threads}; pass 1 or more")
+    check_numbers(sample, threads)
     source = Path(source)
     found = found or experts_of(source)
     workers = threads or min(os.cpu_count() or 1, MOST_THREADS)
@@ -133,23 +135,16 @@ def audit(
         for matrix in found.matrices:
             for part in matrix.parts:
                 files.open(part.tensor.file)
-        crew = _Crew(files, sample, pool, told)
-        matrices = tuple(crew.audit(matrix) for matrix in found.matrices)
+        try:
+            matrices = tuple(_Crew(files, sample, pool, told).audit(found.matrices))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
     return Audit(source, matrices, found.skipped, sample, size_of(found))
 
 
-def experts_of(source: str | Path) -> Found:
-    """The expert matrices of a checkpoint, by the headers alone.
-
-    Raises:
-        UsageError: as ``audit``.
-    """
-    source = Path(source)
-    return find_experts(tensors_of(source), read_config(source))
-
-
 def sample_for(found: Found) -> int:
-    """One in how many tiles to round, so that ENOUGH elements of every expert's matrix are."""
+    """One in how many groups to round, so that ENOUGH elements of every expert's matrix are."""
     smallest = min(one.parts[0].elements for one in found.matrices)
     return max(1, min(SPARSEST, smallest // ENOUGH))
 
@@ -178,19 +173,30 @@ class _Crew:
         reader: Reader = self._own.reader
         return reader
 
-    def audit(self, matrix: Matrix) -> MatrixAudit:
-        """Read one matrix of every expert."""
-        sums = []
-        measured = self._pool.map(lambda part: self._reader().measure(part), matrix.parts)
-        for part, one in zip(matrix.parts, measured, strict=True):
-            sums.append(one)
-            self._advance(_bytes(part))
-        return _result(matrix, sums, self._reader())
+    def audit(self, matrices: Sequence[Matrix]) -> Iterator[MatrixAudit]:
+        """Read every expert of each matrix; what is next is read while one is summed up."""
+        waiting = deque(self._begin(matrix) for matrix in matrices[:1])
+        for number, matrix in enumerate(matrices, start=1):
+            waiting.extend(self._begin(following) for following in matrices[number : number + 1])
+            sums: list[Sums] = []
+            for parts, some in zip(_bundles(matrix.parts), waiting.popleft(), strict=True):
+                sums += some
+                self._advance(sum(map(_bytes, parts)))
+            yield _result(matrix, sums, self._reader())
+
+    def _begin(self, matrix: Matrix) -> Iterator[list[Sums]]:
+        return self._pool.map(lambda parts: self._reader().measure(parts), _bundles(matrix.parts))
+
+
+def _bundles(parts: Sequence[Part]) -> list[Sequence[Part]]:
+    """What a thread reads before it tells of it: as many parts as fit BUNDLE, at least one."""
+    step = max(1, BUNDLE // max(_bytes(parts[0]), 1))
+    return [parts[first : first + step] for first in range(0, len(parts), step)]
 
 
 @contextmanager
 def _one_thread_an_operation() -> Iterator[None]:
-    """Operations on tiles are too small to be shared out; experts are instead."""
+    """Operations on groups are too small to be shared out; experts are instead."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -207,8 +213,8 @@ def _result(matrix: Matrix, sums: Sequence[Sums], reader: Reader) -> MatrixAudit
     fixed = fixed_scales(matrix.parts, sums, largest, reader)
     square = np.array([one.square for one in sums])
     seen = np.array([one.seen for one in sums])
-    lost = np.concatenate((fixed.lost, np.stack([one.lost.numpy() for one in sums], axis=1)))
-    kept = np.concatenate((fixed.kept, np.stack([one.kept.numpy() for one in sums], axis=1)))
+    lost = np.concatenate((fixed.lost, np.stack([one.lost for one in sums], axis=1)))
+    kept = np.concatenate((fixed.kept, np.stack([one.kept for one in sums], axis=1)))
     present = np.array([one.present for one in sums])
     saturated = np.concatenate((fixed.saturated, np.zeros((len(OWN), len(sums)))))
     hidden = np.where(broken > 0, np.nan, 1.0)
@@ -217,8 +223,8 @@ def _result(matrix: Matrix, sums: Sequence[Sums], reader: Reader) -> MatrixAudit
         matrix.index,
         matrix.name,
         matrix.dtype,
-        first.columns if first.transposed else first.rows,
-        first.rows if first.transposed else first.columns,
+        first.outputs,
+        first.inputs,
         largest,
         rms=np.sqrt(_ratio(square, seen)) * hidden,
         outlier_share=_ratio(fixed.outliers, seen) * hidden,

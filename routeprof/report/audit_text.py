@@ -50,7 +50,7 @@ def _parts(audit: Audit, found: Sequence[Verdict], every: bool) -> Iterator[Rend
     layers = table["name"].nunique()
     yield f"{layers} MoE layers, {experts:,} expert matrices, {size(audit.read)}"
     if audit.sample > 1:
-        yield f"errors and shares are of one in {audit.sample} tiles; maxima of all elements"
+        yield f"errors and shares are of one in {audit.sample} groups; maxima of all elements"
     for reason, names in audit.skipped.items():
         yield Text(f"not audited: {len(names)} tensors, {plain(reason)}", "yellow")
     yield ""

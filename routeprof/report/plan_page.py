@@ -68,14 +68,15 @@ def facts(made: Plan) -> Iterator[tuple[str, str]]:
 
 def layers_text(made: Plan) -> str:
     """How many layers there are, and of what kinds."""
-    shape = made.model.shape
+    shape, kept, routing = made.model.shape, made.model.kept, len(made.model.moes)
     if shape is None:
-        return f"{len(made.model.moes)} MoE layers"
-    kept = made.model.kept or ()
-    kv = len({one.layer for one in kept if one.kind == "kv"})
-    fixed = len({one.layer for one in kept if one.kind != "kv"})
-    parts = [f"{len(shape.layers)} layers", f"{len(made.model.moes)} route" if shape.moes else ""]
-    parts += [f"{kv} hold keys and values", f"{fixed} hold a fixed state" if fixed else ""]
+        parts = [f"{routing} MoE layers"]
+    else:
+        parts = [f"{len(shape.layers)} layers", f"{routing} route" if routing else ""]
+    if kept is not None:
+        kv = len({one.layer for one in kept if one.kind == "kv"})
+        fixed = len({one.layer for one in kept if one.kind != "kv"})
+        parts += [f"{kv} hold keys and values", f"{fixed} hold a fixed state" if fixed else ""]
     return ", ".join(part for part in parts if part)
 
 

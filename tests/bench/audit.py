@@ -1,8 +1,9 @@
 """How fast ``routeprof audit`` goes through a checkpoint, and in how much memory.
 
-A synthetic checkpoint is written (or kept from before), then in turn read whole with plain ``read``
-and audited in a fresh process, from the disk and from the page cache. Only the ratio within one run
-tells something: other work on the machine changes both.
+A synthetic checkpoint is written (or kept from before), then in turn read whole into one buffer, by
+one thread and by one for each processor, and audited in a fresh process, from the disk and from the
+page cache. The ratio is to one thread's reading. Other work on the machine changes all figures, and
+processor time the least.
 """
 
 from __future__ import annotations
@@ -14,13 +15,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
+from routeprof.plan.weights import ENOUGH
+
 GIB = 1024**3
 HIDDEN, WIDTH, EXPERTS = 2048, 1024, 64
-CHUNK = 8 * 1024**2
+CHUNK = 1024**2
+DEFAULT = HIDDEN * WIDTH // ENOUGH
+"""What the command samples of matrices of that size."""
 
 AUDIT = """
 import json, resource, sys, time
@@ -74,14 +80,23 @@ def forget(file: Path) -> None:
     os.close(descriptor)
 
 
-def read(file: Path) -> float:
-    """Seconds that plain reading into one buffer takes."""
-    buffer = bytearray(CHUNK)
-    start = time.perf_counter()
-    with file.open("rb", buffering=0) as stream:
-        while stream.readinto(buffer):
-            pass
-    return time.perf_counter() - start
+def read(file: Path, threads: int = 1) -> tuple[float, float]:
+    """Seconds, and those of processors, that plain reading takes; a buffer for each thread."""
+    size = file.stat().st_size
+    share = -(-size // threads)
+
+    def part(first: int) -> None:
+        buffer = memoryview(bytearray(CHUNK))
+        with file.open("rb", buffering=0) as stream:
+            stream.seek(first)
+            left = min(share, size - first)
+            while left > 0:
+                left -= stream.readinto(buffer[:left]) or left
+
+    with ThreadPoolExecutor(threads) as pool:
+        start, cpu = time.perf_counter(), time.process_time()
+        list(pool.map(part, range(0, size, share)))
+        return time.perf_counter() - start, time.process_time() - cpu
 
 
 def audited(file: Path, sample: int) -> dict[str, float]:
@@ -99,6 +114,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gib", type=float, default=4.0, help="size of the checkpoint")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="not all groups, which takes long")
     parser.add_argument("--directory", type=Path, help="keep the checkpoint there")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -106,29 +122,33 @@ def main() -> None:
         file = write(directory, int(options.gib * GIB))
         size = file.stat().st_size
         print(f"{size / GIB:.2f} GiB of bfloat16, {os.cpu_count()} processors, in GB/s")
-        columns = {"from": 6, "errors of": -12, "read": -8, "audit": -8, "ratio": -8}
-        columns |= {"peak MiB": -10, "cpu s": -8}
+        columns = {"from": 6, "errors of": -12, "read": -8, "by all": -8, "audit": -8, "ratio": -8}
+        columns |= {"peak MiB": -10, "read cpu s": -12, "cpu s": -8}
         print("".join(f"{n:>{-w}}" if w < 0 else f"{n:{w}}" for n, w in columns.items()))
         for _ in range(options.rounds):
             for place in ("disk", "cache"):
-                for sample in (1, 16):
+                for sample in (DEFAULT, 1)[: 1 if options.quick else 2]:
                     row(file, size, place, sample)
 
 
 def row(file: Path, size: int, place: str, sample: int) -> None:
-    if place == "disk":
-        forget(file)
-    else:
-        read(file)
-    plain = read(file)
-    if place == "disk":
-        forget(file)
+    def again() -> None:
+        if place == "disk":
+            forget(file)
+        else:
+            read(file)
+
+    again()
+    plain, plain_cpu = read(file)
+    again()
+    together, _ = read(file, os.cpu_count() or 1)
+    again()
     figures = audited(file, sample)
-    rate, ours = size / plain / 1e9, size / figures["seconds"] / 1e9
-    what = "all tiles" if sample == 1 else f"1 in {sample}"
+    one, every, ours = (size / s / 1e9 for s in (plain, together, figures["seconds"]))
+    what = "all groups" if sample == 1 else f"1 in {sample}"
     print(
-        f"{place:6}{what:>12}{rate:8.2f}{ours:8.2f}{ours / rate:8.2f}"
-        f"{figures['peak'] / 1024**2:10.0f}{figures['cpu']:8.1f}",
+        f"{place:6}{what:>12}{one:8.2f}{every:8.2f}{ours:8.2f}{ours / one:8.2f}"
+        f"{figures['peak'] / 1024**2:10.0f}{plain_cpu:12.2f}{figures['cpu']:8.2f}",
         flush=True,
     )
 

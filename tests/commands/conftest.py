@@ -12,8 +12,9 @@ import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
 import routeprof
+from tests.commands.forks import Done, environment, forks
 
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+Cli = Callable[..., Done]
 
 MIXTRAL = {
     "hidden_size": 32,
@@ -26,15 +27,28 @@ MIXTRAL = {
 }
 
 
+FORKED = {"audit", "check", "diagnose", "plan", "report", "summary", "whatif"}
+"""Verbs that only read; the others start, hook or stop programs."""
+
+
+def in_a_process(arguments: list[str], folder: Path) -> Done:
+    """Run ``routeprof`` with these arguments in a folder, as a user does."""
+    command = [sys.executable, "-m", "routeprof", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=folder, timeout=300, check=False
+    )
+
+
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
     """Runs ``routeprof`` with the given arguments in an empty folder."""
 
-    def call(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "routeprof", *map(str, arguments)]
-        return subprocess.run(
-            command, capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False
-        )
+    def call(*arguments: object) -> Done:
+        words = [str(argument) for argument in arguments]
+        forked = words and words[0] in FORKED and sys.platform == "linux"
+        if forked and environment() == forks().environment:
+            return forks().run(words, tmp_path)
+        return in_a_process(words, tmp_path)
 
     return call
 

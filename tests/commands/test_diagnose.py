@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from routeprof.diagnose import DEFAULTS
 from routeprof.sample_data import RECORDINGS_DIR
 from tests.commands.conftest import Cli
 from tests.commands.test_bad_input import one_line
@@ -155,6 +158,44 @@ def test_check_does_not_pass_a_capacity_that_lies_between(cli: Cli, tmp_path: Pa
     )
     assert cli("check", run, "--capacity-factor", 1.25).returncode == 1
     assert cli("check", run, "--capacity-factor", 2).returncode == 0
+
+
+def test_check_judges_ranks_by_the_limit_that_is_given(cli: Cli, tmp_path: Path):
+    run = record(tmp_path / "run", steady(np.repeat([1.25, 0.9, 0.95, 0.9], 4)))
+    assert cli("check", run, "--gpus", 4, "--max-rank-imbalance", 1.3).returncode == 0
+    done = cli("check", run, "--gpus", 4, "--max-rank-imbalance", 1.2)
+    assert (done.returncode, done.stdout.count("rank-imbalance")) == (1, 1)
+
+
+@pytest.mark.parametrize(("seconds", "status"), [(3600, 1), (1, 0)])
+def test_check_tells_a_killed_process_from_one_that_writes(
+    cli: Cli, tmp_path: Path, seconds: int, status: int
+):
+    run = record(tmp_path / "run", steady(np.ones(EXPERTS)), state="recording")
+    path = run / "rank-00000" / "rank.json"
+    state = json.loads(path.read_text())
+    path.write_text(json.dumps(state | {"updated": time.time() - seconds}))
+    done = cli("check", run)
+    assert done.returncode == status
+    assert ("not-stopped" in done.stdout) == bool(status)
+
+
+def test_diagnose_takes_the_capacity_that_is_given(cli: Cli, tmp_path: Path):
+    run = record(tmp_path / "run", steady(one_hot(2.5)))
+    data = json.loads(cli("diagnose", run, "--capacity-factor", 2, "--json").stdout)
+    (one,) = [one for one in data["findings"] if one["code"] == "overflow"]
+    over = (2.5 - 2) / EXPERTS  # of the assignments, as the other experts have room
+    assert one["figures"]["overflow_rate"] == pytest.approx(over, abs=1 / 512)
+    limits = DEFAULTS.changed(capacity_factor=2)
+    assert data["thresholds"] == asdict(limits)
+    text = cli("diagnose", run, "--capacity-factor", 2).stdout
+    assert "  layers 0–1" in [line.rstrip() for line in text.splitlines()]
+
+
+def test_a_tag_in_a_message_does_not_steer_the_terminal(cli: Cli, tmp_path: Path):
+    run = record(tmp_path / "run", steady(np.ones(EXPERTS), tag="\x1b[31mred\nline\u202e"))
+    line = one_line(cli("check", run, "--tag", "x"))
+    assert "there are �[31mred line�" in line
 
 
 def test_help_names_the_table_of_the_file(cli: Cli, monkeypatch: pytest.MonkeyPatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -173,6 +174,42 @@ def test_hot_experts_say_what_share_they_get(cli: Cli):
     done = cli("plan", MODEL, "--gpus", 2, "--recording", COLLAPSED, *told)
     data = json.loads(done.stdout)
     assert 0.25 < data["hot_experts_share_of_assignments"] <= 1
+
+
+@pytest.fixture
+def configured(tmp_path: Path) -> Path:
+    """The sample model's recording, as it would be made with its configuration."""
+    copy = Path(shutil.copytree(COLLAPSED, tmp_path / "configured"))
+    info = json.loads((copy / "recording.json").read_text())
+    info["model"]["config"] = json.loads((MODEL / "config.json").read_text())
+    (copy / "recording.json").write_text(json.dumps(info))
+    return copy
+
+
+def test_the_recorded_model_needs_no_other_name(cli: Cli, configured: Path):
+    options = ("--recording", configured, "--gpus", 4, "--gpu-memory", "8GiB", "--json")
+    named, own = (json.loads(cli("plan", *told, *options).stdout) for told in ([MODEL], []))
+    assert (
+        own.pop("model") == json.loads((configured / "recording.json").read_text())["model"]["name"]
+    )
+    assert named.pop("model").endswith("config.json")
+    assert own == named
+    assert own["loads"] == "measured"
+    other = json.loads(cli("plan", "mixtral-8x7b", "--json").stdout)
+    assert other["model"] == "mixtral-8x7b"
+
+
+def test_without_any_model_it_says_what_to_pass(cli: Cli, configured: Path):
+    assert "no model to plan: pass a config.json" in one_line(cli("plan"))
+    assert "does not have its model's configuration" in one_line(
+        cli("plan", "--recording", COLLAPSED)
+    )
+    info = json.loads((configured / "recording.json").read_text())
+    del info["model"]["config"]["hidden_size"]
+    (configured / "recording.json").write_text(json.dumps(info))
+    assert "the recording's configuration lacks hidden_size" in one_line(
+        cli("plan", "--recording", configured)
+    )
 
 
 def test_a_directory_of_another_family_is_planned(cli: Cli, tmp_path: Path):

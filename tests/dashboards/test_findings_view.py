@@ -26,6 +26,7 @@ from routeprof.sample_data import RECORDINGS_DIR
 from tests.commands.conftest import Cli, cli
 from tests.dashboards.made import HOSTILE, Writer
 from tests.dashboards.tokens import context_of, record_tokens
+from tests.diagnose.made import Step, record
 
 Make = Callable[..., Context]
 
@@ -119,8 +120,11 @@ def test_all_rules_and_gains_are_those_of_examine(tokens: Path, state: dict[str,
     assert all(one.gain in shown for one in expected)
     assert all(code in shown and why in shown for code, why in answer.unjudged.items())
     values = {card.name: card.value for card in content.cards}
+    tones = {card.name: card.tone for card in content.cards}
     for severity, name in (("warning", "warnings_found"), ("info", "notes_found")):
-        assert values[name] == str(sum(one.severity == severity for one in expected))
+        number = sum(one.severity == severity for one in expected)
+        assert values[name] == str(number)
+        assert tones[name] == ("bad" if severity == "warning" and number else "")
     assert values["rules_unjudged"] == str(len(answer.unjudged))
 
 
@@ -208,6 +212,19 @@ def test_nothing_found_is_said(tokens: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert findings.NOTHING in text_of(list(content.lead))
     assert "Every rule was judged" in text_of(list(content.body))
     assert [card.value for card in content.cards] == ["0"] * 4
+
+
+@pytest.mark.parametrize("gains", ["no", "yes"])
+def test_few_tokens_are_not_nothing_found(tmp_path: Path, gains: str) -> None:
+    counts = [2, 0] * 7 + [1, 1]
+    content = findings.fill(
+        context_of(record(tmp_path / "run", [Step([counts, counts])]), gains=gains)
+    )
+    assert "needs 16 assignments an expert" in text_of(list(content.body))
+    many = record(tmp_path / "many", [Step([counts, counts])] * 16)
+    assert "assignments an expert" not in text_of(
+        list(findings.fill(context_of(many, gains=gains)).body)
+    )
 
 
 @pytest.mark.parametrize("bound", ["MOST_TOKENS", "MOST_FITS", "MOST_CELLS"])

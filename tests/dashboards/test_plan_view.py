@@ -20,9 +20,10 @@ from routeprof.dashboards.state import MODELS, ViewState
 from routeprof.dashboards.view import Content, Context
 from routeprof.dashboards.views import plan as view_of_plan
 from routeprof.plan.hotness import measured
+from routeprof.plan.known import known_config
 from routeprof.plan.memory import GIB, Plan, Setting
 from routeprof.plan.memory import plan as planned
-from routeprof.plan.model import load_model
+from routeprof.plan.model import load_model, model_of
 from routeprof.plan.precision import precision
 from routeprof.profile import Profile
 from tests.commands.conftest import Cli, cli
@@ -295,8 +296,89 @@ def test_what_is_not_known_is_a_dash_and_not_drawn(
     assert set(filled.table["fits"]) == {"–"}
     values = {card.name: card.value for card in content.cards}
     assert values["plan_fits"] == values["most_sequences"] == values["weights_best"] == "–"
+    assert {card.tone for card in content.cards} == {""}
     assert "not known" in filled.caption
     assert "nan" not in text_of([list(content.body), filled.caption])
+
+
+# -- the recording's own configuration
+
+
+def configured(olmoe: Profile, **changes: Any) -> Profile:
+    """The same with a configuration of its own, by which it is no known model."""
+    config = {**(known_config("olmoe-1b-7b") or {}), "vocab_size": 1234, **changes}
+    return called(olmoe, name="tuned", config=config)
+
+
+def test_the_recordings_own_configuration_is_planned_first(olmoe: Profile) -> None:
+    content = fill(configured(olmoe))
+    model = replace(model_of(configured(olmoe).info.model.config or {}), name="tuned")
+    assert model.vocab == 1234
+    made = planned(model, Setting(memory=80 * GIB), gpus=8, measured=measured(olmoe, model))
+    check_bytes(content.panels["memory"].table, made)
+    check_cards(content, made)
+    shown = text_of(list(content.body))
+    assert "The plan is of tuned, by the configuration that its recording has." in shown
+    assert "Experts as recorded: the fullest of 8 ranks" in shown
+
+
+def test_a_model_that_is_chosen_counts_before_the_recordings_own(olmoe: Profile) -> None:
+    content = fill(configured(olmoe), model="mixtral-8x7b")
+    assert "The plan is of mixtral-8x7b, which is not what was recorded" in text_of(
+        list(content.body)
+    )
+    assert command(content)[:3] == ["routeprof", "plan", "mixtral-8x7b"]
+
+
+def test_the_command_of_the_recordings_own_prints_the_same(
+    olmoe: Profile, cli: Cli, tmp_path: Path
+) -> None:
+    path, config = tmp_path / "run", configured(olmoe).info.model.config
+    write(path, Shape(layers=16, experts=64, windows=8))
+    info = json.loads((path / "recording.json").read_text())
+    info["model"]["config"] = config
+    (path / "recording.json").write_text(json.dumps(info))
+    content = fill(configured(olmoe), ranks=4, memory=24, dtype="fp8", batch=8, length=500)
+    program, verb, *words = command(content)
+    assert (program, verb, words[0]) == ("routeprof", "plan", "--gpus")
+    done = cli(verb, *(path if word == "RECORDING" else word for word in words), "--json")
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["loads"] == "measured"
+    table = content.panels["memory"].table
+    assert table["sequences"].tolist() == [row["max_sequences"] for row in said["splits"]]
+    sizes = [row["weights_bytes"] for row in said["splits"]]
+    np.testing.assert_allclose(table["weights_gib"] * GIB, sizes, atol=1)
+
+
+@pytest.mark.parametrize("changes", [{"num_experts": 32}, {"num_experts_per_tok": 4}], ids=str)
+def test_recorded_loads_are_not_those_of_other_layers(
+    olmoe: Profile, changes: dict[str, int]
+) -> None:
+    content = fill(configured(olmoe, **changes))
+    shown = text_of(list(content.body))
+    assert "the recorded MoE layers are not those of the recording's own configuration" in shown
+    assert command(content)[2] == "CONFIG_JSON"
+    assert "--recording" not in command(content)
+
+
+def test_a_family_that_must_be_built_is_left_to_the_command(olmoe: Profile) -> None:
+    other = called(olmoe, model_type="x", config={"model_type": "lfm2_moe"})
+    content = fill(other)
+    assert "of 'lfm2_moe', which a page does not build: use the command below" in said(content)
+    assert command(content)[:3] == ["routeprof", "plan", "--gpus"]
+    assert "--recording RECORDING" in " ".join(command(content))
+    known = fill(called(olmoe, config={"model_type": "lfm2_moe"}))
+    assert "The plan is of olmoe-1b-7b, as the recorded model" in text_of(list(known.body))
+
+
+@pytest.mark.parametrize("config", [{}, {"model_type": "olmoe"}, {"model_type": 3}], ids=str)
+def test_a_configuration_that_says_too_little_is_one_line(
+    olmoe: Profile, config: dict[str, Any]
+) -> None:
+    line = said(fill(called(olmoe, config=config)))
+    assert line.startswith("The recording's configuration lacks")
+    assert "\n" not in line
 
 
 # -- what cannot be

@@ -163,10 +163,12 @@ def test_small_steps_are_uneven_by_chance(tmp_path: Path, level: str):
 
 def test_another_model_cannot_be_compared(tmp_path: Path):
     ours = routeprof.load(record(tmp_path / "ours", steady(np.ones(EXPERTS))))
-    layers = [moe(0, experts=8), moe(1, experts=8)]
-    theirs = routeprof.load(record(tmp_path / "theirs", steady(np.ones(8)), layers=layers))
-    answer = examine(Question(ours, since=theirs))
-    assert "other layers or experts" in answer.unjudged["drift-since"]
+    for number, facts in enumerate(({"experts": 8}, {"top_k": 4})):
+        layers = [moe(0, **facts), moe(1, **facts)]
+        shares = np.ones(facts.get("experts", EXPERTS))
+        theirs = record(tmp_path / str(number), steady(shares), layers=layers)
+        answer = examine(Question(ours, since=routeprof.load(theirs)))
+        assert "other layers, experts or top-k" in answer.unjudged["drift-since"]
 
 
 def test_without_tokens_nothing_is_judged(tmp_path: Path):

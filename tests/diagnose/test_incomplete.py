@@ -14,7 +14,8 @@ import pytest
 
 import routeprof
 import routeprof.diagnose
-from routeprof.diagnose.examine import GAINS, RULES
+from routeprof.diagnose.examine import GAINS, RULES, examine
+from routeprof.diagnose.question import Question
 from routeprof.diagnose.ranks import _PROBLEMS, STALE_SECONDS
 from routeprof.diagnose.remarks import _FACTS
 from routeprof.topology import RankRole
@@ -158,6 +159,15 @@ def test_just_below_nothing_else_is_wrong(case: Case, tmp_path: Path):
     if case.code == "collapse":  # two experts with less than that are hot ones still
         assert found.pop("hot-experts") == "warning"
     assert set(found.values()) <= {"info"}
+
+
+def test_nothing_in_a_selection_is_not_nothing_recorded(tmp_path: Path):
+    profile = routeprof.load(record(tmp_path / "run", steady(EVEN)))
+    (finding,) = examine(Question(profile.select(between=(5000.0, 6000.0)))).findings
+    assert (finding.code, finding.evidence) == (
+        "nothing-captured",
+        "no forward pass is in what is selected",
+    )
 
 
 def written_codes() -> Iterator[str]:

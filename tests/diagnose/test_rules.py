@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,17 @@ from routeprof.diagnose import DEFAULTS
 from routeprof.diagnose.examine import examine
 from routeprof.diagnose.question import Question
 from routeprof.topology import RankRole
-from tests.diagnose.made import EXPERTS, Step, apportioned, halves, moe, one_hot, record, steady
+from tests.diagnose.made import (
+    EXPERTS,
+    MODEL,
+    Step,
+    apportioned,
+    halves,
+    moe,
+    one_hot,
+    record,
+    steady,
+)
 
 Make = Callable[[Path, Any], Path]
 
@@ -167,6 +177,29 @@ def without_part(root: Path, missing: bool) -> Path:
     return directory
 
 
+def as_jamba(experts: int) -> Make:
+    """Two layers that route, of which every so many attends and the others are Mamba."""
+
+    def make(root: Path, period: int) -> Path:
+        config = {
+            **dict.fromkeys(["vocab_size", "intermediate_size", "hidden_size"], 64),
+            **dict.fromkeys(["mamba_expand", "mamba_d_state", "mamba_d_conv"], 2),
+            "model_type": "jamba",
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_experts": experts,
+            "num_experts_per_tok": 2,
+            "attn_layer_period": period,
+            "attn_layer_offset": 0,
+            "expert_layer_period": 1,
+            "expert_layer_offset": 0,
+        }
+        steps = steady(np.ones(EXPERTS))
+        return record(root / "run", steps, model=replace(MODEL, config=config))
+
+    return make
+
+
 CASES = [
     Case("hot-experts", untagged(one_hot), 3.1, 2.95),
     Case("collapse", untagged(top_two), 0.82, 0.79),
@@ -195,6 +228,8 @@ CASES = [
         0.0032,
     ),
     Case("slower-than-dense", even, 190 * 8, 200 * 8),
+    Case("hybrid", as_jamba(EXPERTS), 2, 1),
+    Case("hybrid", as_jamba(EXPERTS // 2), 2, 1),
     Case("silent-layers", hook_that_runs, False, True),
     Case("coverage", expecting, 257, 256),
     Case("missed-passes", with_problem("missed_passes"), 1, 0),

@@ -10,8 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from routeprof.plan import weights as plan_weights
+from routeprof.plan.audit import groups as batches
+from routeprof.plan.audit import strips
 from routeprof.plan.audit.grids import GROUP, TOP, Scratch, round_e4m3
-from routeprof.plan.audit.mixed import SCHEME_OF
+from routeprof.plan.audit.options import SCHEME_OF
+from routeprof.plan.audit.strips import spread
 from routeprof.plan.audit.verdicts import verdicts
 from routeprof.plan.precision import FORMATS
 from routeprof.plan.weights import SCHEMES, Audit, MatrixAudit, audit
@@ -34,6 +38,8 @@ def e4m3_values() -> np.ndarray:
 
 TABLE = e4m3_values()[:127]
 """From 0 to 448, by code."""
+
+TOPS = {"int8-group": 127.0, "int4-group": 7.0}
 
 
 def nearest(x: np.ndarray) -> np.ndarray:
@@ -83,7 +89,7 @@ def peaks(scheme: str, x: np.ndarray, experts: list[np.ndarray]) -> np.ndarray |
 def expected(scheme: str, x: np.ndarray, experts: list[np.ndarray]) -> tuple[float, float, float]:
     """Relative error, saturated and underflow of one expert, all in float64."""
     peak = np.asarray(peaks(scheme, x, experts))
-    top = {"int8-group": 127.0, "int4-group": 7.0}.get(scheme, 448.0)
+    top = TOPS.get(scheme, 448.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         y = np.where(peak > 0, x * (top / peak), 0.0)
     rounded = np.rint(y) if scheme.startswith("int") else nearest(y)
@@ -223,6 +229,84 @@ def test_a_sample_keeps_maxima_and_estimates_errors(tmp_path: Path):
         # Not for casting a few values that become zero.
         np.testing.assert_allclose(part.error, all_of_it.error, rtol=0.02)
         np.testing.assert_allclose(part.rms, all_of_it.rms, rtol=0.01)
+
+
+def sampled(scheme: str, x: np.ndarray, sample: int) -> tuple[float, float]:
+    """Error and underflow of the groups that a sample meets, under scales of all elements."""
+    across = -(-x.shape[1] // GROUP)
+    number = np.arange(x.shape[0])[:, None] * across + np.arange(x.shape[1]) // GROUP
+    seen = np.isin(number, spread(x.shape[0] * across, sample))
+    peak, top = np.asarray(peaks(scheme, x, [x])), TOPS.get(scheme, 448.0)
+    y = x * (top / peak)
+    back = np.rint(y) if scheme.startswith("int") else nearest(y)
+    lost = ((back * peak / top - x) ** 2)[seen].sum()
+    return np.sqrt(lost / (x[seen] ** 2).sum()), ((back == 0) & (x != 0))[seen].mean()
+
+
+@pytest.mark.parametrize("turn", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_sample_is_of_these_groups_under_the_scales_of_all(
+    tmp_path: Path, dtype: torch.dtype, turn: bool
+):
+    x = torch.randn(300, 330) * torch.rand(300, 1) * torch.rand(330)
+    x[:, 128:256].abs_().neg_()
+    x = x.to(dtype)
+    stack = {"model.layers.0.mlp.experts.up_proj": (x.T if turn else x).contiguous()[None]}
+    directory = save(stack, tmp_path, {"hidden_size": 330})
+    matrix = audit(directory, sample=5).matrices[0]
+    exact = x.double().numpy()
+    assert (matrix.outputs, matrix.inputs) == (300, 330)
+    assert matrix.largest[0] == np.abs(exact).max()
+    for scheme in SCHEMES[3:]:
+        error, underflow = sampled(scheme, exact, 5)
+        place = SCHEMES.index(scheme)
+        assert matrix.error[place, 0] == pytest.approx(error, rel=2e-5), scheme
+        assert matrix.underflow[place, 0] == pytest.approx(underflow, abs=1e-4), scheme
+
+
+@pytest.mark.parametrize(("groups", "across", "sample"), [(16384, 16, 32), (9000, 9, 16)])
+def test_a_sample_meets_all_outputs_and_inputs_alike(groups: int, across: int, sample: int):
+    chosen = spread(groups, sample)
+    assert chosen[0] == 0
+    np.testing.assert_array_equal(chosen // sample, np.arange(len(chosen)))
+    assert len(chosen) >= groups // sample
+    columns = np.bincount(chosen % across, minlength=across)
+    assert columns.min() >= 0.8 * columns.max()
+    assert np.bincount(chosen // across).max() <= -(-across // sample) + 1
+
+
+def test_strips_and_batches_of_any_size_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    weights = gaussian(5, 1, (300, 700))
+    weights["model.layers.0.mlp.experts.3.up_proj.weight"].abs_().neg_()
+    weights["model.layers.0.mlp.experts.4.up_proj.weight"].abs_()
+    monkeypatch.setattr(strips, "STRIP", 1)
+    monkeypatch.setattr(strips, "WAITING", 500)
+    monkeypatch.setattr(plan_weights, "BUNDLE", 2 * 300 * 700 * 2)
+    monkeypatch.setattr(batches, "AT_ONCE", 70)
+    monkeypatch.setattr(batches, "COUNTED", 30 * GROUP)
+    told: list[int] = []
+    done = audit(save(weights, tmp_path), threads=2, advance=told.append)
+    for matrix in done.matrices:
+        check(matrix, of(weights, matrix))
+    assert [one // (2 * 300 * 700) for one in told] == [2, 2, 1] * 3
+    assert sum(told) == done.read
+
+
+@pytest.mark.parametrize("turn", [False, True])
+def test_not_finite_is_counted_in_every_strip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turn: bool
+):
+    stack = torch.randn(2, 300, 200).bfloat16()
+    for row, column, value in ((0, 0, "nan"), (140, 199, "-inf"), (299, 7, "inf"), (299, 8, "nan")):
+        stack[1, row, column] = float(value)
+    stack[1, 299, 8] = -stack[1, 299, 8]
+    stack = stack.transpose(1, 2).contiguous() if turn else stack
+    name = "model.layers.0.mlp.experts.up_proj"
+    monkeypatch.setattr(strips, "STRIP", 1)
+    (matrix,) = audit(save({name: stack}, tmp_path, {"hidden_size": 200}), sample=64).matrices
+    assert matrix.broken.tolist() == [0, 4]
 
 
 def test_threads_and_shards_change_nothing(tmp_path: Path):

@@ -10,7 +10,8 @@ import pytest
 
 import routeprof
 from routeprof.errors import MismatchError, UsageError
-from routeprof.plan.audit.mixed import SCHEME_OF, mixed
+from routeprof.plan.audit.mixed import mixed
+from routeprof.plan.audit.options import SCHEME_OF
 from routeprof.plan.weights import Audit, audit
 from routeprof.profile import Profile
 from routeprof.sample_data import MODEL_DIR, RECORDINGS_DIR

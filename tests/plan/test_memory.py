@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from routeprof.errors import UsageError
 from routeprof.plan.buffers import Pass, buffers, rows_on_fullest
 from routeprof.plan.cache import cache_bytes
-from routeprof.plan.known import known_names
+from routeprof.plan.config import shape_of
+from routeprof.plan.known import known_config, known_names
 from routeprof.plan.memory import Setting, Split, obstacle, plan, split, weights_on_gpu
 from routeprof.plan.model import Model, load_model, model_of
 from routeprof.plan.precision import FORMATS, Precision, precision
@@ -207,14 +208,35 @@ def test_more_than_the_reserve_is_held_back_where_it_is_needed() -> None:
 
 
 def test_activations_of_a_dense_layer() -> None:
-    """Residual and input, gate, up and their product, output; or the logits in FP32."""
+    """The residual; the input with gate and up; or the logits in FP32 and what makes them."""
     model = model_of(LLAMA)
     layout = Layout(2, 1, 1, 2)
     needs = buffers(model, layout, Pass(tokens=100, batch=1))
-    assert needs.activations == 2 * 100 * (2 * 64 + 3 * 96 // 2 + 64)
+    assert needs.activations == 2 * 100 * (64 + 64 + 2 * 96 // 2)
     assert needs.dispatch == needs.combine == 0
     wide = buffers(model, layout, Pass(tokens=100, batch=50))
-    assert wide.activations == 50 * 500 * 4 + 2 * 100 * 2 * 64
+    assert wide.activations == 50 * 500 * 4 + 2 * 100 * 64
+
+
+def test_activations_of_experts_on_eight_ranks() -> None:
+    """Residual, what the shared expert reads, and inner width and result of each row; or MLA."""
+    step = Pass(tokens=256, batch=1)
+    needs = buffers(load_model("deepseek-v3"), Layout(1, 8, 8, 1), step)
+    assert needs.activations == 2 * 256 * (7168 + 128 * (192 + 256 + 192 + 128))
+    uneven = Pass(tokens=256, batch=1, fullest=(2.0,) * 58)
+    needs = buffers(load_model("deepseek-v3"), Layout(1, 8, 8, 1), uneven)
+    assert needs.activations == 2 * (256 * 2 * 7168 + 2 * 2048 * (2048 + 7168))
+
+
+def test_zamba2_keeps_the_embeddings() -> None:
+    """The shared attention reads them beside the residual in every block."""
+    config = known_config("zamba2-7b")
+    shape = shape_of(config)
+    block = next(layer.block for layer in shape.layers if layer.block)
+    assert block.attention.inputs == 2 * shape.hidden
+    widest = 2 * block.mlp.width + shape.hidden
+    needs = buffers(model_of(config), Layout(1, 1, 1, 1), Pass(tokens=100, batch=1))
+    assert needs.activations >= 2 * 100 * (2 * shape.hidden + widest)
 
 
 def test_rows_to_and_from_experts() -> None:

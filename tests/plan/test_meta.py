@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 
 from routeprof.errors import MissingExtraError, UsageError
+from routeprof.hooks.configuration import configuration
 from routeprof.plan.cache import cache_bytes
 from routeprof.plan.memory import Setting, plan
 from routeprof.plan.meta import NO_CACHE, model_on_meta
 from routeprof.plan.model import load_model, model_of
 from routeprof.plan.parameters import by_part, total
 from routeprof.plan.precision import precision
-from tests.plan.models import FAMILIES, made, on_meta, tiny_values
+from routeprof.whatif.layout import Layout
+from tests.plan.models import FAMILIES, SMALL, made, on_meta, tiny_values
 from tests.plan.test_cache import real_bytes, real_cache
 from tests.zoo.families import BY_TYPE, config
 
@@ -64,6 +66,19 @@ def test_other_families_have_the_numbers_of_the_real_model(family: str) -> None:
     assert found.total == sum(real)
 
 
+def test_infinite_numbers_are_read_as_transformers_writes_them(tmp_path: Path) -> None:
+    # Falcon-H1's cache needs the limits of a step; a recording has them like this, too.
+    transformers = made({"model_type": "falcon_h1", **SMALL, "mamba_d_ssm": 32, "mamba_n_heads": 4})
+    transformers.time_step_limit = (0.0, float("inf"))
+    transformers.save_pretrained(tmp_path)
+    assert '"__float__": "Infinity"' in (tmp_path / "config.json").read_text()
+    model = load_model(str(tmp_path))
+    assert model.kept is not None
+    recorded = configuration(transformers)
+    assert recorded is not None
+    assert model_of(recorded).kept == model.kept
+
+
 def test_what_is_not_known_is_never_zero() -> None:
     model = model_on_meta(tiny_values("minimax"), "config.json")
     made_plan = plan(model, Setting(memory=2 * 1024**3, runtime=0, graphs=0), gpus=2)
@@ -71,7 +86,7 @@ def test_what_is_not_known_is_never_zero() -> None:
     for row in made_plan.splits:
         assert isnan(row.kv)
         assert isnan(row.state)
-        assert isnan(row.activations)
+        assert isnan(row.activations) == (row.layout != Layout(1, 2, 2, 1))
         assert row.sequences is None
         assert row.fits is None
 

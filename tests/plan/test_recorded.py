@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 import routeprof
+from routeprof.errors import UsageError
 from routeprof.plan.known import known_facts, known_names
 from routeprof.plan.model import load_model
-from routeprof.plan.recorded import recorded_model
+from routeprof.plan.recorded import own_model, places, recorded_model
 from routeprof.profile import Profile
 from routeprof.topology import Layer, ModelInfo
 from tests.dashboards.synthetic import Shape, write
@@ -87,3 +88,50 @@ def test_a_dense_model_is_not_looked_for(profile: Profile) -> None:
 
 def test_an_unknown_model_is_none(profile: Profile) -> None:
     assert recorded_model(profile) is None
+
+
+# -- by its own configuration
+
+
+def test_its_own_configuration_is_the_model(profile: Profile) -> None:
+    config = known_facts("jamba-v0.1")["config"]  # type: ignore[index]
+    found = own_model(as_of(profile, "jamba-v0.1", name="served", config=config))
+    assert found == replace(load_model("jamba-v0.1"), name="served")
+    unnamed = own_model(as_of(profile, "jamba-v0.1", name="", config=config))
+    assert unnamed is not None
+    assert unnamed.name == "the recorded model"
+    assert own_model(as_of(profile, "jamba-v0.1")) is None
+    with pytest.raises(UsageError, match="the recording's configuration lacks"):
+        own_model(as_of(profile, "jamba-v0.1", config={"model_type": "jamba"}))
+
+
+@pytest.mark.parametrize("name", ROUTED)
+def test_layers_stand_where_the_model_has_them(profile: Profile, name: str) -> None:
+    moes = load_model(name).moes
+    whole = as_of(profile, name)
+    assert places(whole, moes) == {at: at for at, _ in moes}
+    assert places(whole, moes[1:]) is None
+    assert places(whole, [(at + 1, moe) for at, moe in moes]) is None
+    assert places(whole, [(at, replace(moe, top_k=moe.top_k + 1)) for at, moe in moes]) is None
+    assert places(whole, [(at, replace(moe, experts=moe.experts + 1)) for at, moe in moes]) is None
+
+
+def test_layers_with_numbers_of_the_recordings_own_are_matched_in_order(profile: Profile) -> None:
+    moes = load_model("jamba-v0.1").moes
+    layers = tuple(
+        Layer(place, f"stages.0.blocks.{at}", experts=moe.experts, top_k=moe.top_k)
+        for place, (at, moe) in enumerate(moes)
+    )
+    renumbered = replace(profile, info=replace(profile.info, layers=layers))
+    assert places(renumbered, moes) == {at: place for place, (at, _) in enumerate(moes)}
+    assert places(renumbered, moes[:-1]) is None
+
+
+def test_experts_that_do_no_work_are_none_of_the_models(profile: Profile) -> None:
+    (_, moe), *_ = moes = load_model("mixtral-8x7b").moes
+    layers = tuple(
+        Layer(at, f"layers.{at}", experts=moe.experts + 2, top_k=moe.top_k, zero_experts=2)
+        for at, _ in moes
+    )
+    with_idle = replace(profile, info=replace(profile.info, layers=layers))
+    assert places(with_idle, moes) is not None

@@ -390,10 +390,8 @@ def test_models_of_different_names(tmp_path):
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_configuration_is_that_of_the_first_that_has_one(tmp_path, first):
-    models = [ModelInfo("m"), ModelInfo("m", config={"n": 1}), ModelInfo("m", config={"n": 2})]
-    profile = routeprof.load(
-        *days(tmp_path, *({"model": one} for one in models[first : first + 2]))
-    )
+    models = [{"model": ModelInfo("m", config=one)} for one in (None, {"n": 1}, {"n": 2})]
+    profile = routeprof.load(*days(tmp_path, *models[first : first + 2]))
     assert profile.info.model == ModelInfo("m", config={"n": 1})
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from routeprof.plan.config import read_config, shape_of
 from tests.sglang.conftest import Engines, Run, check_closed_form, counts, scene
 from tests.sglang.models import SHAPES
 
@@ -57,6 +58,19 @@ def test_every_expert(tokens: Run):
     assert tokens.requests(4)[0]["cached"] >= 60
     check_closed_form(tokens.profile, tokens.shape, tokens.computed(*RECORDED))
     assert counts(tokens.profile) == physical(tokens.records(*RECORDED)).tolist()
+
+
+def test_the_configuration_is_the_checkpoints(tokens: Run):
+    source = tokens.out.parent.parent / "models" / "qwen3" / "config.json"
+    recorded = tokens.profile.info.model.config
+    assert recorded is not None
+    written = json.loads(source.read_text())
+    found = {name: recorded.get(name) for name in written}
+    rope = found.pop("rope_parameters")
+    assert rope is not None
+    assert rope.items() >= written.pop("rope_parameters").items()  # SGLang adds an older name
+    assert found == written
+    assert shape_of(recorded) == shape_of(read_config(str(source))[0])
 
 
 def test_cached_tokens_are_said(tokens: Run):

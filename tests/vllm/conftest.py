@@ -93,6 +93,10 @@ class Run:
     def shape(self) -> Shape:
         return SHAPES[self.model]
 
+    @property
+    def checkpoint(self) -> Path:
+        return self.out.parent.parent / "models" / self.model
+
     @cached_property
     def profile(self) -> Profile:
         return routeprof.load(self.out)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
+from routeprof.plan.config import read_config, shape_of
 from tests.vllm.conftest import Engines, Run, check_closed_form, counts, scene
 from tests.vllm.models import SHAPES
 
@@ -36,6 +39,16 @@ def check_every_expert(run: Run) -> None:
     assert counts(run.profile) == run.oracle("counts")
     steps = run.profile.totals.sums["steps"].sum(0)[run.profile.captured]
     assert steps.tolist() == [len(run.steps)] * len(run.shape.moe)
+    check_configuration(run)
+
+
+def check_configuration(run: Run) -> None:
+    """The recording has all that the checkpoint's config.json says, and plans read the same."""
+    recorded, source = run.profile.info.model.config, run.checkpoint / "config.json"
+    assert recorded is not None
+    written = json.loads(source.read_text())
+    assert written == {name: recorded.get(name) for name in written}
+    assert shape_of(recorded) == shape_of(read_config(str(source))[0])
 
 
 def test_every_expert(gated: Run):

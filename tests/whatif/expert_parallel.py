@@ -55,6 +55,7 @@ class Done:
 
     Attributes:
         assignments: that it computed, by step.
+        received: bytes of hidden states that it held to compute from, by step, its own included.
         sent: bytes of hidden states that it sent to each process, ``[processes]``.
         returned: bytes of results that it sent back to each.
         seconds: processor time of its experts.
@@ -62,6 +63,7 @@ class Done:
     """
 
     assignments: list[int]
+    received: list[int]
     sent: list[int]
     returned: list[int]
     seconds: float
@@ -91,6 +93,7 @@ def _done(rank: int, processes: int, work: Work) -> dict[str, Any]:
     """The fields of `Done`."""
     seen: dict[str, Any] = {
         "assignments": [],
+        "received": [],
         "sent": [0] * processes,
         "returned": [0] * processes,
         "seconds": 0.0,
@@ -117,6 +120,7 @@ def _step(
         rows.append(wanted.nonzero().flatten())
         outboxes.append(hidden[wanted])
     inbox = _exchange(outboxes)
+    seen["received"].append(sum(box.nbytes for box in inbox))
     inbox_slots = _exchange([slot[own] for own in rows])
     inbox_scores = _exchange([score[own] for own in rows])
     for other, box in enumerate(outboxes):

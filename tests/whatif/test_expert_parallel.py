@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 import pytest
@@ -10,6 +11,9 @@ import torch
 from torch import Tensor
 
 import routeprof
+from routeprof.plan.buffers import Pass, rows_on_fullest
+from routeprof.plan.hotness import Measured
+from routeprof.plan.shape import Moe
 from routeprof.sample_data import encode, load_model, load_prompts
 from routeprof.whatif.cluster import Cluster
 from routeprof.whatif.cost import Sizes
@@ -178,6 +182,34 @@ def test_loads_and_bytes_are_those_of_real_processes(recorded: Recorded, ran: Ra
     matrix = traffic_matrix(layout, sends) * BYTES
     assert np.array_equal(matrix, ran.sent)
     assert np.array_equal(matrix.T, [process.returned for process in ran.done])
+
+
+def test_buffers_of_a_plan_hold_what_real_processes_receive(recorded: Recorded, ran: Ran):
+    """Rows of the fullest rank, by the loads of the step; each token comes once, so fewer bytes."""
+    layout, one = ran.layout, recorded.run
+    moe = Moe(one.experts, 2, 96)
+    received = np.array([process.received for process in ran.done]).T
+    for tokens, computed, held in zip(recorded.inputs, ran.computed, received, strict=True):
+        each = len(tokens) / layout.dp
+        step = Pass(tokens=ceil(each), batch=PROMPTS)
+        fullest = computed.max() / (len(tokens) * 2 / layout.ep)
+        rows = rows_on_fullest(moe, layout, step, fullest)
+        assert computed.max() <= rows <= ceil(computed.max() * ceil(each) / each) + 1e-9
+        assert held.max() <= rows * BYTES
+        # A token that chose two experts of the rank is sent to it once.
+        assert held.max() >= rows * BYTES / 2
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_loads_of_a_recording_give_the_buffers_of_its_prefill(
+    recorded: Recorded, runs: dict[tuple[str, str], Ran], name: str
+):
+    """Within a hundredth; steps of a few tokens can be more uneven than all of them together."""
+    ran, one = runs[name, "in order"], recorded.run
+    (fullest,) = Measured((LAYER,), (one.counts.sum(axis=0),)).fullest(ran.layout.ep)
+    step = Pass(tokens=len(recorded.inputs[0]) // ran.layout.dp, batch=PROMPTS)
+    rows = rows_on_fullest(Moe(one.experts, 2, 96), ran.layout, step, fullest)
+    assert rows == pytest.approx(ran.computed[0].max(), rel=0.01)
 
 
 def test_sums_of_a_layout_are_those_of_real_processes(recorded: Recorded, ran: Ran):

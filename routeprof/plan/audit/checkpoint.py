@@ -14,19 +14,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from routeprof.errors import UsageError
-
-if TYPE_CHECKING:
-    import torch
 
 INDEX = "model.safetensors.index.json"
 LONGEST_HEADER = 100_000_000
 """Bytes; the limit of the safetensors library, too."""
-
-MOST_AXES = 64
-"""As in torch; the product of more numbers may take minutes."""
 
 BITS = {
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "BOOL": 8,
@@ -135,8 +132,6 @@ def header_of(file: Path) -> dict[str, Tensor]:
 def _tensor(name: str, entry: Any, file: Path, data: int, size: int) -> Tensor:
     dtype, shape = entry["dtype"], entry["shape"]
     start, end = entry["data_offsets"]
-    if len(shape) > MOST_AXES:
-        raise ValueError(name)
     whole = all(type(number) is int and number >= 0 for number in (*shape, start, end))
     if not whole or dtype not in BITS or (end - start) * 8 != math.prod(shape) * BITS[dtype]:
         raise ValueError(name)
@@ -162,15 +157,13 @@ class Source:
             os.close(descriptor)
         self._descriptors.clear()
 
-    def read(self, file: Path, start: int, into: torch.Tensor) -> None:
-        """Fill a contiguous tensor with the bytes that begin at ``start``.
+    def read(self, file: Path, start: int, into: NDArray[Any]) -> None:
+        """Fill a contiguous array with the bytes that begin at ``start``.
 
         Raises:
             UsageError: the file ends before, as when it is overwritten meanwhile.
         """
-        import torch
-
-        view = memoryview(into.view(torch.uint8).numpy().data)
+        view = into.reshape(-1).view(np.uint8).data
         done = 0
         while done < len(view):
             count = os.preadv(self._descriptors[file], [view[done:]], start + done)

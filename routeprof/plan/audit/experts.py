@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from routeprof.errors import UsageError
-from routeprof.plan.audit.checkpoint import Tensor
+from routeprof.plan.audit.checkpoint import Tensor, tensors_of
 
 FLOATS = ("BF16", "F16", "F32")
 """Types that can be audited: what they hold has not been rounded to 8 bits or fewer."""
@@ -44,6 +44,14 @@ class Part:
     def elements(self) -> int:
         return self.rows * self.columns
 
+    @property
+    def outputs(self) -> int:
+        return self.columns if self.transposed else self.rows
+
+    @property
+    def inputs(self) -> int:
+        return self.rows if self.transposed else self.columns
+
 
 @dataclass(frozen=True)
 class Matrix:
@@ -70,6 +78,19 @@ class Found:
 
     matrices: list[Matrix] = field(default_factory=list)
     skipped: dict[str, list[str]] = field(default_factory=dict)
+
+
+def experts_of(source: str | Path) -> Found:
+    """The expert matrices of a checkpoint, by the headers alone.
+
+    Args:
+        source: a model's directory, or one file.
+
+    Raises:
+        UsageError: no such checkpoint, a broken one, or one without experts to audit.
+    """
+    source = Path(source)
+    return find_experts(tensors_of(source), read_config(source))
 
 
 def find_experts(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Found:

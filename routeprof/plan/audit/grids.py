@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 E4M3_MAX = 448.0
 STEP = 2.0**-9
@@ -24,6 +26,8 @@ INT8_TOP, INT4_TOP = 127.0, 7.0
 
 GROUP = 128
 """Columns that share a scale in INT8 and INT4 groups; rows and columns of an FP8 block."""
+
+Floats32 = NDArray[np.float32]
 
 _EXPONENT = 0x7F800000
 _LEAST_BINADE = 8.0  # 2^-6 in steps: below it the step no longer shrinks
@@ -50,6 +54,10 @@ class Scratch:
         size = shape.numel()
         return Scratch(*(one[:size].view(shape) for one in (self.value, self.binade, self.rounded)))
 
+    def first(self, count: int) -> Scratch:
+        """The first entries of each."""
+        return Scratch(self.value[:count], self.binade[:count], self.rounded[:count])
+
 
 def round_e4m3(scratch: Scratch) -> None:
     """``rounded`` becomes the E4M3 value nearest to ``value``, ``value`` what it lost by that.
@@ -70,16 +78,17 @@ def round_integer(scratch: Scratch) -> None:
     scratch.value.sub_(scratch.rounded)
 
 
-def multiplier(largest: torch.Tensor, top: float | torch.Tensor) -> torch.Tensor:
-    """What takes the largest absolute value to ``top``; 0 where all are zero.
+def multiplier(largest: NDArray[np.floating], top: float | NDArray[np.floating]) -> Floats32:
+    """What takes the largest absolute value to ``top``, float32; 0 where all are zero.
 
     Kept finite: where the largest value is tiny, not all of the range is used.
     """
-    wide = top / largest.double()
-    return torch.where(largest > 0, wide.clamp(max=1e38), 0.0).float()
+    with np.errstate(divide="ignore"):
+        wide = np.minimum(top / largest.astype(np.float64), 1e38)
+    return np.where(largest > 0, wide, 0.0).astype(np.float32)
 
 
-def unit(multiplier: torch.Tensor) -> torch.Tensor:
-    """What one step stands for, squared: float64 weights of squared errors."""
-    wide = multiplier.double()
-    return torch.where(wide > 0, wide.pow(-2), 0.0)
+def unit(multiplier: NDArray[np.floating]) -> NDArray[np.float64]:
+    """What one step stands for: float64; 0 where nothing has a step."""
+    wide = multiplier.astype(np.float64)
+    return np.divide(1.0, wide, out=np.zeros_like(wide), where=wide > 0)

@@ -10,6 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from routeprof.errors import MismatchError, UsageError
+from routeprof.plan.audit.options import SCHEME_OF, check_plan
 from routeprof.plan.precision import FORMATS
 from routeprof.plan.weights import Audit, MatrixAudit
 
@@ -17,10 +18,6 @@ if TYPE_CHECKING:
     from routeprof.profile import Profile
     from routeprof.topology import Layer
 
-SCHEME_OF = {"fp8": "fp8-block", "int8": "int8-group", "int4": "int4-group"}
-"""The scheme whose error an expert has in each precision."""
-
-PRECISIONS = ("source", *SCHEME_OF)
 SOURCE_BYTES = {"BF16": 2.0, "F16": 2.0, "F32": 4.0}
 HOT_SHARE = 0.5
 
@@ -76,7 +73,7 @@ def mixed(
     """Hot experts in the high precision, the others in the low one.
 
     Args:
-        hot, cold: one of PRECISIONS.
+        hot, cold: one of ``options.PRECISIONS``.
         hot_share: the fewest experts of each layer that take this share of its assignments are
             hot; 0.5 if neither this nor a budget is given.
         budget: bytes for all expert weights; experts become hot by assignments, the most first,
@@ -103,23 +100,6 @@ def mixed(
     touched = _touched(table, profile, counts, cold)
     missing = tuple(name for name in sizes if name not in counts)
     return Mixed(table, touched, hot, cold, missing)
-
-
-def check_plan(hot: str, cold: str, hot_share: float | None, budget: float | None) -> None:
-    """Say what is wrong with the options of ``mixed``.
-
-    Raises:
-        UsageError: as there.
-    """
-    for name, option in ((hot, "hot"), (cold, "cold")):
-        if name not in PRECISIONS:
-            raise UsageError(f"{option} {name!r} is not one of {', '.join(PRECISIONS)}")
-    if PRECISIONS.index(hot) >= PRECISIONS.index(cold):
-        raise UsageError(f"hot {hot} is no higher precision than cold {cold}; pass a higher one")
-    if hot_share is not None and budget is not None:
-        raise UsageError("hot-share and budget are two limits; pass one of them")
-    if hot_share is not None and not 0 <= hot_share <= 1:
-        raise UsageError(f"hot-share is {hot_share:g}; pass a share from 0 to 1")
 
 
 def _by_layer(audit: Audit) -> dict[str, list[MatrixAudit]]:

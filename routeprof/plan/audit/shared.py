@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from routeprof.plan.audit.experts import Part
 from routeprof.plan.audit.grids import STEP, TOP, multiplier
-from routeprof.plan.audit.tiles import TYPES, Reader, Sums, absolute_values, fixed_scale
+from routeprof.plan.audit.groups import TYPES, Sums, occurrences
+from routeprof.plan.audit.strips import Reader, fixed_scale
 
 Floats = NDArray[np.float64]
 
@@ -68,22 +69,18 @@ def _multipliers(largest: Floats) -> Floats:
     peaks[0] = np.median(known) if len(known) else 0.0
     peaks[1] = known.max(initial=0.0)
     peaks[2] = np.nan_to_num(largest)
-    scales = multiplier(torch.from_numpy(peaks).float(), TOP).double().numpy()
-    return np.concatenate((np.full((1, len(largest)), 1 / STEP), scales))
+    return np.concatenate((np.full((1, len(largest)), 1 / STEP), multiplier(peaks, TOP)))
 
 
 def _counted(sums: Sequence[Sums], scales: Floats, dtype: torch.dtype) -> Floats:
     """From how often each value occurs: [lost, saturated, kept, outliers] x FIXED x experts."""
-    codes = torch.stack([one.codes for one in sums if one.codes is not None])
-    occurs = codes.any(dim=0).nonzero().ravel()
-    counts, values = codes[:, occurs].double(), absolute_values(dtype)[occurs]
+    counts, values = occurrences(sums, dtype)
     found = torch.zeros((4, len(FIXED), len(sums)), dtype=torch.float64)
     for place in range(len(FIXED) - 1):  # shared: all experts at once
         terms = torch.stack(fixed_scale(values, float(scales[place, 0])))
         found[:3, place] = terms @ counts.T
-    for expert, one in enumerate(sums):
-        terms = torch.stack(fixed_scale(values, float(scales[-1, expert])))
-        found[:3, -1, expert] = terms @ counts[expert]
-        far = FAR * np.sqrt(one.square / max(one.seen, 1))
-        found[3, :, expert] = counts[expert][values > far].sum()
+    own = fixed_scale(values, scales[-1][:, None])
+    found[:3, -1] = torch.stack([torch.linalg.vecdot(one, counts) for one in own])
+    far = torch.tensor([FAR * np.sqrt(one.square / max(one.seen, 1)) for one in sums])
+    found[3] = torch.linalg.vecdot((values > far[:, None]).double(), counts)
     return found.numpy()

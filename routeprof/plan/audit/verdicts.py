@@ -9,16 +9,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from routeprof.errors import UsageError
+from routeprof.plan.audit.options import MAX_RATIO, check_ratio
 from routeprof.plan.weights import SCHEMES, Audit, MatrixAudit
 
 Kind = Literal["not-finite", "outlier", "vanishing", "near-zero"]
-
-MAX_RATIO = 4.0
-"""An outlier's absolute maximum ÷ the median expert's.
-
-Maxima of normally distributed weights of one size differ by a few tens of per cent.
-"""
 
 NEAR_ZERO = 1e-3
 """Below this part of the median expert's maximum an expert is as good as switched off."""
@@ -68,16 +62,6 @@ def verdicts(audit: Audit, max_ratio: float = MAX_RATIO) -> list[Verdict]:
     """
     check_ratio(max_ratio)
     return [one for matrix in audit.matrices for one in _of_matrix(matrix, max_ratio)]
-
-
-def check_ratio(max_ratio: float) -> None:
-    """Say if no expert could be an outlier by that ratio, or every one.
-
-    Raises:
-        UsageError: it is not above 1.
-    """
-    if not max_ratio > 1:
-        raise UsageError(f"max-ratio is {max_ratio:g}; pass more than 1")
 
 
 def median(matrix: MatrixAudit) -> float:
