@@ -12,7 +12,7 @@ from routeprof.errors import UsageError
 from routeprof.metrics._arrays import IntArray
 from routeprof.topology import Layer
 
-MOST_EXPERTS = 1 << 14
+MOST_EXPERTS = 1 << 12
 MOST_CELLS = 1 << 20
 """Of a layer, and of all layers together, where each step has its own counts."""
 

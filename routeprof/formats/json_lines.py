@@ -9,8 +9,8 @@ from typing import Any
 from routeprof.errors import UsageError
 from routeprof.formats.documents import parsed
 
-MOST_BYTES = 16 << 20
-"""Of a line: that of 160,000 tokens with 22 experts each."""
+MOST_BYTES = 8 << 20
+"""Of a line: that of 80,000 tokens with 22 experts each."""
 
 
 def objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

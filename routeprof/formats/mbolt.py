@@ -145,7 +145,7 @@ def _opened(path: Path) -> NDArray[np.int32]:
     size = path.stat().st_size // 4
     if size < HEADER:
         raise UsageError(f"{path} ends within its header: pass a whole trace")
-    stream = np.memmap(path, dtype="<i4", mode="r", shape=(size,))
+    stream = np.asarray(np.memmap(path, dtype="<i4", mode="r", shape=(size,)))
     if stream[:1].tobytes() != MAGIC or stream[1] != 1:
         raise UsageError(f"{path} is no trace of mbolt, version 1: pass another file")
     return stream

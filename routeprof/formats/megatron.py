@@ -158,7 +158,7 @@ def _records(path: Path) -> Iterator[_Record]:
     for where, line in objects(path):
         try:
             yield _record(line)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise UsageError(
                 f"{where} is no record of Megatron's router trace ({error}): mend or remove it"
             ) from None

@@ -192,6 +192,6 @@ def test_twice_the_same_rank(tmp_path: Path):
 
 def test_a_line_without_end(tmp_path: Path):
     path = tmp_path / "router_trace_rank0.jsonl"
-    path.write_bytes(b" " * (17 << 20))
-    with pytest.raises(UsageError, match="longer than 16 MiB"):
+    path.write_bytes(b" " * (9 << 20))
+    with pytest.raises(UsageError, match="longer than 8 MiB"):
         convert([path], tmp_path / "run", "megatron")

@@ -25,6 +25,9 @@ INDEX = "model.safetensors.index.json"
 LONGEST_HEADER = 100_000_000
 """Bytes; the limit of the safetensors library, too."""
 
+MOST_AXES = 64
+"""As in torch; the product of a million numbers takes minutes."""
+
 BITS = {
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "BOOL": 8,
     "U8": 8, "I8": 8, "F16": 16, "BF16": 16, "U16": 16, "I16": 16, "F32": 32, "U32": 32, "I32": 32,
@@ -132,6 +135,8 @@ def header_of(file: Path) -> dict[str, Tensor]:
 def _tensor(name: str, entry: Any, file: Path, data: int, size: int) -> Tensor:
     dtype, shape = entry["dtype"], entry["shape"]
     start, end = entry["data_offsets"]
+    if len(shape) > MOST_AXES:
+        raise ValueError(name)
     whole = all(type(number) is int and number >= 0 for number in (*shape, start, end))
     if not whole or dtype not in BITS or (end - start) * 8 != math.prod(shape) * BITS[dtype]:
         raise ValueError(name)
