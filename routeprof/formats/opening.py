@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tokenize
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from routeprof.errors import UsageError
+
+HEADER_DAMAGE = (SyntaxError, tokenize.TokenError)
+"""What NumPy makes of a damaged header of an array, besides ValueError."""
 
 MOST_CELLS = 1 << 24
 """Layers × experts of a step; DeepSeek-V3 has 15,616."""

@@ -21,11 +21,15 @@ from typing import Any
 import numpy as np
 
 from routeprof.errors import UsageError
+from routeprof.formats.opening import HEADER_DAMAGE
 from routeprof.formats.source import Told
 from routeprof.metrics._arrays import IntArray
 
 MAGIC = b"\x93NUMPY"
-DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, EOFError)
+DAMAGE = (
+    *(ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, EOFError),
+    *HEADER_DAMAGE,
+)
 """What a damaged response makes of the parsers."""
 
 Json = dict[str, Any]
@@ -183,10 +187,11 @@ def _of_npy(data: bytes) -> np.ndarray[Any, Any]:
     """An array of just the size that its header promises."""
     file = io.BytesIO(data)
     version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-    else:
-        shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"an array of version {version}")
+    first = version == (1, 0)
+    read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(file)
     body = data[file.tell() :]
     if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(body) or not len(body):
         raise ValueError(f"an array of shape {shape} does not have {len(body)} bytes")

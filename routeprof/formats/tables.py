@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from routeprof.errors import UsageError
-from routeprof.formats.opening import MOST_CELLS, one_of, whole_counts
+from routeprof.formats.opening import HEADER_DAMAGE, MOST_CELLS, one_of, whole_counts
 from routeprof.formats.source import Source, Step
 from routeprof.metrics._arrays import IntArray
 from routeprof.topology import PHASES, Layer
@@ -158,6 +158,6 @@ def _mapped(path: Path) -> NDArray[np.generic]:
     """The array, not read before it is asked for: a header may promise more than there is."""
     try:
         return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    except (ValueError, OSError, EOFError) as error:
+    except (ValueError, OSError, EOFError, *HEADER_DAMAGE) as error:
         reason = str(error).splitlines()[0][:120]
         raise UsageError(f"{path} cannot be read ({reason}): pass another copy") from None

@@ -199,3 +199,13 @@ def test_truncated_arrays(array: tuple[Path, np.ndarray], cut: int):
     path.write_bytes(path.read_bytes()[:cut])
     with pytest.raises(UsageError, match="cannot be read"):
         routeprof.load(path)
+
+
+@pytest.mark.parametrize("header", ["{'descr': '<i8', (", "\x00", "  x\n y", "lambda: ("])
+def test_damaged_headers(tmp_path: Path, header: str):
+    text = header.encode().ljust(60) + b"\n"
+    start = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little")
+    (tmp_path / "a.npy").write_bytes(start + text + bytes(64))
+    with pytest.raises(UsageError, match="cannot be read") as error:
+        routeprof.load(tmp_path / "a.npy")
+    assert "\n" not in str(error.value)

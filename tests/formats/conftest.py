@@ -1,0 +1,5 @@
+"""Fixtures of the tests of other tools' files."""
+
+from tests.realdata import realdata
+
+__all__ = ["realdata"]
