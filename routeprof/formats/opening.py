@@ -36,7 +36,10 @@ def whole_counts(values: Any, where: str) -> NDArray[np.int64]:
     Raises:
         UsageError: something else, a number below 0, or one that floats no longer tell apart.
     """
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError):
+        raise UsageError(f"{where} has rows of several lengths: pass another copy") from None
     if array.dtype.kind not in "iuf":
         raise UsageError(f"{where} holds {array.dtype}, not counts: pass whole numbers")
     if array.size and (not np.isfinite(array).all() or array.min() < 0 or array.max() >= 2**63):

@@ -24,7 +24,7 @@ from routeprof.formats.plain_pickle import loads
 MOST_BYTES = 1 << 30
 """Of one tensor. SGLang's own buffer of 1,000 passes of DeepSeek-V3 takes 62 MB."""
 
-MOST_PICKLE = 8 << 20
+MOST_PICKLE = 6 << 20
 """Bytes of what is no tensor. SGLang's lists of input tokens take some 8 bytes a token."""
 
 MOST_DIRECTORY = 8 << 20
