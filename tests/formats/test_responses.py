@@ -253,6 +253,12 @@ def test_bad_responses(tmp_path: Path, response: Any, says: str):
     assert "\n" not in str(error.value)
 
 
+def test_a_response_without_rows_is_left_out(tmp_path: Path):
+    none = Served(1, 1, np.zeros((0, LAYERS, TOP_K), dtype=np.uint8))
+    path = written(tmp_path / "a.jsonl", [vllm(none), vllm(REQUESTS[0]), vllm(none)])
+    assert np.array_equal(loaded(path).counts, REQUESTS[0].counted()[1:])
+
+
 def test_different_models(tmp_path: Path):
     other = Served(2, 2, np.tile(np.arange(5, dtype=np.uint8), (3, LAYERS, 1)))
     path = written(tmp_path / "a.jsonl", [vllm(REQUESTS[0]), vllm(other)])
@@ -268,8 +274,8 @@ def test_truncated_responses(tmp_path: Path, cut: int):
         convert([path], tmp_path / "run", "responses")
 
 
-def array_file(shape: str, body: bytes, version: int = 1) -> str:
-    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+def array_file(shape: str, body: bytes, version: int = 1, kind: str = "|u1") -> str:
+    header = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
     start = b"\x93NUMPY" + bytes([version, 0]) + len(header).to_bytes(2 * version, "little")
     return base64.b64encode(start + header + body).decode()
 
@@ -281,7 +287,7 @@ def array_file(shape: str, body: bytes, version: int = 1) -> str:
         array_file("(3,)", b"abcd"),
         array_file("(1, 1, 3)", b"abc", version=9),
         array_file("(1, 1, " + "9" * 5000 + ")", b"abc"),
-        array_file("(0, 4, 3)", b""),
+        array_file("(1, 1, 3)", bytes(24), kind="|O"),
         array_file("(1, 1, __import__('os').system('true'))", b"abc"),
         base64.b64encode(b"\x93NUMPY").decode(),
     ],
