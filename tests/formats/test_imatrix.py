@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -156,6 +157,18 @@ def test_lengths_that_cannot_be(tmp_path: Path, offset: int):
     data[offset : offset + 8] = (2**60).to_bytes(8, "little")
     path.write_bytes(data)
     with pytest.raises(UsageError, match="cannot be read"):
+        routeprof.load(path)
+
+
+@pytest.mark.parametrize(("promised", "there"), [(2**40, 8), (10**6, 10**6)])
+def test_a_header_to_go_round_in(tmp_path: Path, promised: int, there: int):
+    """An array that is longer than the file, and one that nobody would have written."""
+    whole = written(tmp_path / "i.gguf", model(routed(1))).read_bytes()
+    keys = int.from_bytes(whole[16:24], "little") + 1
+    array = struct.pack("<Q1sIIQ", 1, b"a", 9, 0, promised) + bytes(there)
+    path = tmp_path / "j.gguf"
+    path.write_bytes(whole[:16] + struct.pack("<Q", keys) + array + whole[24:])
+    with pytest.raises(UsageError, match="a length that its header tells cannot be"):
         routeprof.load(path)
 
 

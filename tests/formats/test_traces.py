@@ -78,6 +78,14 @@ def test_several_tokens_in_every_layer_have_no_phase(trace: Path):
     assert routeprof.load(trace).phases == ("unknown",)
 
 
+def test_a_model_with_one_layer(trace: Path):
+    of = [{7: ids} for own in passes([1, 1, 2]) for layer, ids in own.items() if layer == 1]
+    trace.write_bytes(stream(of))
+    profile = routeprof.load(trace)
+    assert profile.step_counts().tokens.tolist() == [1, 1, 2]
+    assert profile.layer_indices == [7]
+
+
 def test_warm_up_with_all_experts_is_left_out(trace: Path):
     every = np.tile(np.arange(EXPERTS), (2, 1))
     of = passes([4, 1])
