@@ -15,7 +15,10 @@ def need(package: str, extra: str) -> None:
     Raises:
         MissingExtraError: it is not; the message says how to install it.
     """
-    if find_spec(package) is None:
+    found = None
+    with suppress(ModuleNotFoundError):  # a package around it is not there either
+        found = find_spec(package)
+    if found is None:
         raise MissingExtraError(package, extra)
 
 

@@ -28,6 +28,20 @@ def run(
         bool, typer.Option("--paused", help="Attach, but count nothing until routeprof start.")
     ] = False,
     ranks: Annotated[str, typer.Option(help="Ranks to record, such as 0,2.")] = "all",
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Serve Prometheus metrics while the program runs; 0 takes a free port.",
+            min=0,
+            max=65535,
+        ),
+    ] = None,
+    metrics_host: Annotated[
+        str, typer.Option(help="Address that the metrics are served at.")
+    ] = "127.0.0.1",
+    metrics_detailed: Annotated[
+        bool, typer.Option("--metrics-detailed", help="Also series of each layer and expert.")
+    ] = False,
 ) -> None:
     """Run a Python program and record every MoE model it serves or loads.
 
@@ -37,7 +51,7 @@ def run(
 
     Example: routeprof run -o runs/mixtral -- python generate.py --prompt hello
 
-    Example: routeprof run -o runs/mixtral --paused -- vllm serve mistralai/Mixtral-8x7B-v0.1
+    Example: routeprof run -o runs/mixtral --metrics-port 9464 -- vllm serve Qwen/Qwen3-30B-A3B
     """
     check_options(level, window)
     program = hooked(command)
@@ -52,9 +66,21 @@ def run(
         "ranks": rank_list(ranks),
         "run": uuid.uuid4().hex,
     }
+    if metrics_port is not None and is_first_here():
+        from routeprof.commands.beside import serve_beside
+        from routeprof.commands.extras import need
+
+        need("prometheus_client", "metrics")
+        where = serve_beside(out, metrics_host, metrics_port, detailed=metrics_detailed)
+        print(f"routeprof: metrics at {where}", file=sys.stderr)
     environment = {**os.environ, SETTINGS_VARIABLE: json.dumps(settings)}
     sys.stdout.flush()
     os.execve(program.arguments[0], program.arguments, environment)
+
+
+def is_first_here() -> bool:
+    """Whether no other rank of a launcher that started this command stands before it on a node."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def rank_list(text: str) -> list[int] | None:

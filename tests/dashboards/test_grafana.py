@@ -22,7 +22,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 import routeprof
 from routeprof.dashboards.grafana.model import dashboard
-from routeprof.report.prometheus import METRICS
+from routeprof.report.monitoring import METRICS
 from tests.dashboards.made import Writer
 
 FILE = Path(routeprof.__file__).parent / "dashboards" / "grafana" / "routeprof.json"

@@ -9,7 +9,8 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from routeprof.profile import Profile
-from routeprof.report.prometheus import Snapshot, registry
+from routeprof.report.monitoring import Snapshot
+from routeprof.report.prometheus import registry
 from routeprof.tables import column
 
 
