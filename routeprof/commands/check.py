@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Literal
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from routeprof.commands.diagnose import Capacity, Config, Gpus, Model, Since, asked, limits_of
 from routeprof.commands.options import AsJson, Between, Phase, Recordings, Tag
-from routeprof.errors import UsageError
+from routeprof.errors import RouteprofError, UsageError
 
-USUAL_FACTOR = 1.25
-"""Capacity that ``--max-overflow`` supposes where none is configured."""
+if TYPE_CHECKING:
+    from routeprof.diagnose.check import Verdict
 
 
 def check(
@@ -37,6 +39,17 @@ def check(
     phase: Phase = None,
     tag: Tag = None,
     between: Between = None,
+    junit: Annotated[
+        Path | None, typer.Option(help="Also write the verdict as JUnit XML.", metavar="FILE")
+    ] = None,
+    github: Annotated[
+        bool | None,
+        typer.Option(
+            "--github/--no-github",
+            help="Print annotations of a GitHub workflow; unset, where one runs it without --json.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Exit with 1 if routeprof diagnose finds a warning or an error, and say what in one line each.
@@ -45,61 +58,85 @@ def check(
 
     Example: routeprof check runs/mixtral --max-imbalance 3 --max-overflow 0.01
     """
-    from routeprof.diagnose.examine import SKEW, examine
-    from routeprof.diagnose.finding import SEVERITIES
-    from routeprof.report.diagnose import check_json, check_lines, failures
-    from routeprof.whatif.evidence import require_tokens
+    from routeprof.diagnose.check import judge, limited, rules_asked
+    from routeprof.report.diagnose import check_json, check_lines
 
-    severities = [*SEVERITIES]
-    if fail_on not in SEVERITIES:
-        raise UsageError(f"severity {fail_on!r} is not one of {', '.join(SEVERITIES)}")
-    limits = limits_of(
-        config,
-        hot_imbalance=max_imbalance,
-        max_overflow=max_overflow,
-        rank_imbalance=max_rank_imbalance,
-        capacity_factor=capacity_factor,
-    )
-    if max_overflow is not None and not limits.capacity_factor:
-        limits = limits.changed(capacity_factor=USUAL_FACTOR)
-    question = asked(directories, limits, since, gpus, (phase, tag, between), "h100", model)
-    answer = examine(question, gains=False)
-    _require_judged(
-        answer.unjudged,
-        {
-            "overflow": _given(
-                {"--max-overflow": max_overflow, "--capacity-factor": capacity_factor}
-            ),
-            "rank-imbalance": _given({"--max-rank-imbalance": max_rank_imbalance, "--gpus": gpus}),
-            SKEW: max_imbalance is not None and "--max-imbalance",
-            "drift-since": since is not None and "--since",
-            "hybrid": model is not None and "--model",
-        },
-    )
-    failed = failures(answer, severities[: severities.index(fail_on) + 1])
-    if not failed:
-        require_tokens(question.profile)
-        _require_judged(answer.unjudged, {SKEW: "skew"})
+    if github and as_json:
+        raise UsageError("--github and --json both print; leave one out")
+    limits = {
+        "max_imbalance": max_imbalance,
+        "max_overflow": max_overflow,
+        "capacity_factor": capacity_factor,
+        "max_rank_imbalance": max_rank_imbalance,
+    }
+    others = {"gpus": gpus, "since": since, "model": model}
+    if github is None:
+        github = os.environ.get("GITHUB_ACTIONS") == "true" and not as_json
+    try:
+        question = asked(
+            directories,
+            limited(limits_of(config), limits),
+            since,
+            gpus,
+            (phase, tag, between),
+            "h100",
+            model,
+        )
+        verdict = judge(question, rules_asked({**limits, **others}, _option), fail_on)
+    except RouteprofError as error:
+        _report_error(str(error), junit, github, directories)
+        raise
+    _report(verdict, junit, github, directories)
+    for message in verdict.unknown.values():
+        raise UsageError(message)
     if as_json:
-        typer.echo(json.dumps(check_json(answer, question, failed), indent=1))
+        typer.echo(json.dumps(check_json(verdict), indent=1))
     else:
-        for line in check_lines(answer, failed):
+        for line in check_lines(verdict):
             typer.echo(line)
-    if failed:
+    if verdict.failed:
         raise typer.Exit(1)
 
 
-def _given(options: dict[str, float | None]) -> str | Literal[False]:
-    """The first option that was given."""
-    return next((name for name, value in options.items() if value is not None), False)
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
-def _require_judged(unjudged: dict[str, str], options: dict[str, str | Literal[False]]) -> None:
-    """What was asked for by an option must not pass because nothing is known.
+def _report(verdict: Verdict, junit: Path | None, github: bool, directories: list[Path]) -> None:
+    """For machines that read neither the lines nor the status."""
+    from time import time
 
-    Raises:
-        UsageError: the rule of a given option could not be judged.
-    """
-    for code, option in options.items():
-        if option and code in unjudged:
-            raise UsageError(f"{option} cannot be judged: {unjudged[code]}")
+    from routeprof.report.github import annotation, workflow_commands
+    from routeprof.report.junit import junit as document
+
+    if junit is not None:
+        _write(junit, document(verdict, [*map(str, directories)], time()))
+    if github:
+        for message in verdict.unknown.values():
+            typer.echo(annotation("error", "routeprof: not judged", message))
+        for line in workflow_commands(verdict.failed):
+            typer.echo(line)
+
+
+def _report_error(message: str, junit: Path | None, github: bool, directories: list[Path]) -> None:
+    """The same of a check that could not be made: an older report must not stand for it."""
+    from time import time
+
+    from routeprof.report.github import annotation
+    from routeprof.report.junit import junit_error
+
+    if junit is not None:
+        _write(junit, junit_error(message, [*map(str, directories)], time()))
+    if github:
+        typer.echo(annotation("error", "routeprof: cannot check", message))
+
+
+def _write(path: Path, text: str) -> None:
+    from routeprof.report.files import write_text
+
+    try:
+        write_text(path, text)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path} ({error.strerror or error}); name another file for --junit"
+        ) from error

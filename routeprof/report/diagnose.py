@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from routeprof.diagnose.finding import layer_list
 from routeprof.report.summary import json_data, plain, selection_text
 
 if TYPE_CHECKING:
+    from routeprof.diagnose.check import Verdict
     from routeprof.diagnose.finding import Finding
     from routeprof.diagnose.question import Answer, Question
 
@@ -73,25 +74,19 @@ def _finding(finding: Finding) -> Iterator[RenderableType]:
 # -- check
 
 
-def failures(answer: Answer, least: Sequence[str]) -> list[Finding]:
-    """Findings of these severities."""
-    return [finding for finding in answer.findings if finding.severity in least]
-
-
-def check_json(answer: Answer, question: Question, failed: Sequence[Finding]) -> dict[str, Any]:
+def check_json(verdict: Verdict) -> dict[str, Any]:
     """What failed, whether anything did, and what could not be judged, for JSON."""
-    whole = answer_json(answer, question)
     return {
-        "passed": not failed,
-        "failed": [finding.code for finding in failed],
-        **whole,
+        "passed": verdict.passed,
+        "failed": [finding.code for finding in verdict.failed],
+        **answer_json(verdict.answer, verdict.question),
     }
 
 
-def check_lines(answer: Answer, failed: Sequence[Finding]) -> Iterator[str]:
+def check_lines(verdict: Verdict) -> Iterator[str]:
     """One line for each finding that failed; or one that says that none did."""
-    for finding in failed:
+    for finding in verdict.failed:
         yield f"{finding.severity}: {finding.code}: {plain(finding.evidence)}"
-    if not failed:
-        others = len(answer.findings)
+    if not verdict.failed:
+        others = len(verdict.answer.findings)
         yield f"passed{f'; {others} of lower severity, see routeprof diagnose' if others else ''}"
