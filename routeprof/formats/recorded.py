@@ -27,8 +27,8 @@ from routeprof.recording.schema import (
 from routeprof.recording.writer import RecordingWriter
 from routeprof.topology import Layer, RankRole
 
-MOST_STEPS, MOST_IDS = 256, 1 << 20
-"""Steps, and ids, after which a window ends."""
+MOST_STEPS, MOST_IDS, MOST_COUNTS = 256, 1 << 20, 1 << 22
+"""Steps, and ids and counts of experts in them, after which a window ends."""
 
 WINDOW_SECONDS = 10.0
 PASS = "model"
@@ -88,6 +88,7 @@ class _Rank:
     writer: RecordingWriter
     steps: list[Step] = field(default_factory=list)
     ids: int = 0
+    counts: int = 0
     first: int = 0
     window: int = 0
 
@@ -97,10 +98,12 @@ class _Rank:
     def add(self, step: Step) -> None:
         since = self.steps[0].time if self.steps else None
         late = since is not None and step.time is not None and step.time - since > WINDOW_SECONDS
-        if late or len(self.steps) >= MOST_STEPS or self.ids >= MOST_IDS:
+        full = self.ids >= MOST_IDS or self.counts >= MOST_COUNTS
+        if late or full or len(self.steps) >= MOST_STEPS:
             self.flush()
         self.steps.append(_counted(step, self.layers))
         self.ids += sum(ids.size for ids in step.ids.values())
+        self.counts += sum(len(counts) for counts in self.steps[-1].counts.values())
 
     def flush(self) -> None:
         """Write the window."""
@@ -117,7 +120,7 @@ class _Rank:
                 _write(self.writer, "rows", ROW_SCHEMA, list(_request_rows(numbered)))
         self.first += len(self.steps)
         self.window += 1
-        self.steps, self.ids = [], 0
+        self.steps, self.ids, self.counts = [], 0, 0
 
     def close(self) -> None:
         """Write what is left; the recording is whole then."""

@@ -16,8 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import routeprof
 from routeprof.errors import RouteprofError
-from routeprof.formats import read
+from routeprof.formats import convert, read
 
 Make = Callable[[Path], Path]
 
@@ -216,3 +217,13 @@ def test_small_files_that_promise_a_lot(tmp_path: Path):
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert peak < 64 << 20, (name, path, peak)
+
+
+def test_windows_end_where_their_counts_are_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A line of a hundred bytes is a row of as many counts as there are experts."""
+    monkeypatch.setattr("routeprof.formats.recorded.MOST_COUNTS", 2 * 6)
+    path = _megatron(tmp_path)  # three steps of two layers with six experts
+    profile = routeprof.load(convert([path], tmp_path / "run"))
+    assert len(set(profile.totals.windows.window.tolist())) == 3
+    assert profile.counts.sum(axis=1).tolist() == [12, 12]
+    assert profile.step_counts().step.tolist() == [0, 0, 1, 1, 2, 2]
