@@ -1,9 +1,9 @@
 """Requests whose routes are known, and their responses as engines write them.
 
-Run in an engine's environment, it writes the files of data/responses with the engine's own code:
+Run in an engine's environment, it writes a file of data/responses with the engine's own code:
 
-    python -m tests.formats.served vllm      (vLLM 0.32.0: numpy2base64 and CompletionResponse)
-    python -m tests.formats.served sglang    (SGLang 0.5.23: the detokenizer's encoder)
+    python -m tests.formats.served vllm FILE      (vLLM 0.32.0: numpy2base64, CompletionResponse)
+    python -m tests.formats.served sglang FILE    (SGLang 0.5.23: the detokenizer's encoder)
 """
 
 from __future__ import annotations
@@ -119,4 +119,4 @@ def sglang_response(one: Served, text: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     lines = {"vllm": vllm_responses, "sglang": sglang_responses}[sys.argv[1]]()
-    (DATA / f"{sys.argv[1]}.jsonl").write_text("\n".join(lines) + "\n")
+    Path(sys.argv[2]).write_text("\n".join(lines) + "\n")
