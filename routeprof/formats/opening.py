@@ -18,6 +18,9 @@ HEADER_DAMAGE = (SyntaxError, tokenize.TokenError)
 MOST_CELLS = 1 << 24
 """Layers × experts of a step; DeepSeek-V3 has 15,616."""
 
+MOST = 1 << 44
+"""Of one expert, so that int64 holds the sums; a model's whole training has some 10**13 tokens."""
+
 
 def one_of(paths: Sequence[Path]) -> Path:
     """The only path.
@@ -34,7 +37,7 @@ def whole_counts(values: Any, where: str) -> NDArray[np.int64]:
     """Counts as int64; floats must be whole numbers.
 
     Raises:
-        UsageError: something else, a number below 0, or one that floats no longer tell apart.
+        UsageError: something else, a number below 0 or too large, or a fraction.
     """
     try:
         array = np.asarray(values)
@@ -42,7 +45,7 @@ def whole_counts(values: Any, where: str) -> NDArray[np.int64]:
         raise UsageError(f"{where} has rows of several lengths: pass another copy") from None
     if array.dtype.kind not in "iuf":
         raise UsageError(f"{where} holds {array.dtype}, not counts: pass whole numbers")
-    if array.size and (not np.isfinite(array).all() or array.min() < 0 or array.max() >= 2**63):
+    if array.size and (not np.isfinite(array).all() or array.min() < 0 or array.max() > MOST):
         raise UsageError(f"{where} holds numbers that are no counts: pass whole numbers from 0 on")
     counts = array.astype(np.int64)
     if array.dtype.kind == "f" and not np.array_equal(counts, array):

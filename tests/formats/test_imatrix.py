@@ -120,6 +120,7 @@ def test_counts_below_are_exact(tmp_path: Path):
         ({"blk.1.ffn_up_exps": [1, 2.5, 3]}, "fractions"),
         ({"blk.1.ffn_up_exps": [1, -2, 3]}, "no counts"),
         ({"blk.1.ffn_up_exps": [1, np.nan, 3]}, "no counts"),
+        ({"blk.1.ffn_up_exps": [1, 2.0**62, 3]}, "no counts"),
     ],
 )
 def test_bad_counts(tmp_path: Path, names: Mapping[str, object], says: str):
