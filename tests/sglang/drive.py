@@ -2,8 +2,9 @@
 
 SCENARIO is a JSON file: ``engine`` are arguments of ``sglang.Engine``; each of ``rounds`` has
 ``prompts`` (token ids), ``new`` (tokens to generate for each) and may have ``want``, the state
-that the recording is to be in before. RESULT says of each round its requests, and where SGLang's
-own recorder wrote what it saw, if it was asked for (``dump``).
+that the recording is to be in before, and ``responses``, a file for the answers, with the experts
+of each token. RESULT says of each round its requests, and where SGLang's own recorder wrote what it
+saw, if it was asked for (``dump``).
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ def play(engine: Any, scene: dict[str, Any], dumps: Path | None) -> dict[str, An
     if "want" in scene:
         have(scene["want"])
     greedy = {"temperature": 0, "max_new_tokens": scene["new"], "ignore_eos": True}
-    answers = engine.generate(input_ids=scene["prompts"], sampling_params=greedy)
+    routes = {"return_routed_experts": True} if "responses" in scene else {}
+    answers = engine.generate(input_ids=scene["prompts"], sampling_params=greedy, **routes)
+    if routes:
+        lines = "".join(json.dumps(answer) + "\n" for answer in answers)
+        Path(scene["responses"]).write_text(lines)
     requests = [
         {
             "prompt": prompt,
@@ -63,13 +68,15 @@ def dump(engine: Any, folder: Path) -> str:
 
 
 def schedule(*args: Any, **kwargs: Any) -> Any:
-    """A scheduler's process, with SGLang's recorder made to work without an accelerator."""
+    """A scheduler's process; what SGLang has experts' ids kept in works without an accelerator."""
     import torch
     from sglang.srt.eplb import expert_distribution
     from sglang.srt.managers.scheduler import run_scheduler_process
+    from sglang.srt.state_capturer import base
 
     expert_distribution.get_device = lambda *args, **kwargs: "cpu"
     torch.cpu.empty_cache = lambda: None
+    base.ALLOC_MEMORY_FUNCS = {"cpu": lambda shape, dtype, **_: torch.zeros(shape, dtype=dtype)}
     return run_scheduler_process(*args, **kwargs)
 
 
