@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from routeprof.commands.completion import METHODS, one_of
 from routeprof.commands.options import Gate, Level, Out, Window, check_options
 
 if TYPE_CHECKING:
@@ -23,7 +24,10 @@ def attach(
     duration: Annotated[
         float | None, typer.Option(help="Stop by itself after so many seconds.", min=0.1)
     ] = None,
-    method: Annotated[str, typer.Option(help="auto, remote_exec, gdb or lldb.")] = "auto",
+    method: Annotated[
+        str,
+        typer.Option(help="auto, remote_exec, gdb or lldb.", autocompletion=one_of(METHODS)),
+    ] = "auto",
 ) -> None:
     """Record the MoE models of a running process, from their next pass on.
 
@@ -35,13 +39,12 @@ def attach(
     from routeprof.commands.control import ask
     from routeprof.commands.detach import forget, remember
     from routeprof.errors import UsageError
-    from routeprof.hooks.inject import METHODS
     from routeprof.hooks.process import AttachSettings
     from routeprof.hooks.process import attach as attach_to
 
     check_options(level, window)
-    if method not in ("auto", *METHODS):
-        raise UsageError(f"method {method!r} is not one of auto, {', '.join(METHODS)}")
+    if method not in METHODS:
+        raise UsageError(f"method {method!r} is not one of {', '.join(METHODS)}")
     settings = AttachSettings(str(out.absolute()), level, gate, window, duration)
     attached = attach_to(pid, settings, method=method)
     noted = remember(pid, attached.directories)

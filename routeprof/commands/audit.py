@@ -8,8 +8,15 @@ from typing import Annotated
 
 import typer
 
+from routeprof.commands.completion import one_of
 from routeprof.commands.options import AsJson, Phase, Tag
-from routeprof.plan.audit.options import MAX_RATIO, check_numbers, check_plan, check_ratio
+from routeprof.plan.audit.options import (
+    MAX_RATIO,
+    PRECISIONS,
+    check_numbers,
+    check_plan,
+    check_ratio,
+)
 
 
 def audit(
@@ -26,9 +33,15 @@ def audit(
         typer.Option(help="Plan a precision for each expert by this recording's assignments."),
     ] = None,
     hot: Annotated[
-        str, typer.Option(help="Precision of hot experts: source, fp8, int8 or int4.")
+        str,
+        typer.Option(
+            help="Precision of hot experts: source, fp8, int8 or int4.",
+            autocompletion=one_of(PRECISIONS),
+        ),
     ] = "source",
-    cold: Annotated[str, typer.Option(help="Precision of the other experts.")] = "int4",
+    cold: Annotated[
+        str, typer.Option(help="Precision of the other experts.", autocompletion=one_of(PRECISIONS))
+    ] = "int4",
     hot_share: Annotated[
         float | None,
         typer.Option(

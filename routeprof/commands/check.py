@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from routeprof.commands.completion import SEVERITIES, one_of
 from routeprof.commands.diagnose import Capacity, Config, Gpus, Model, Since, asked, limits_of
 from routeprof.commands.options import AsJson, Between, Phase, Recordings, Tag
 from routeprof.errors import RouteprofError, UsageError
@@ -30,7 +31,11 @@ def check(
     ] = None,
     capacity_factor: Capacity = None,
     fail_on: Annotated[
-        str, typer.Option(help="Least severity that fails: info, warning or error.")
+        str,
+        typer.Option(
+            help="Least severity that fails: info, warning or error.",
+            autocompletion=one_of(SEVERITIES),
+        ),
     ] = "warning",
     since: Since = None,
     config: Config = None,

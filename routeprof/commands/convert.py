@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from routeprof.commands.completion import READ, WRITTEN, one_of, phases
 from routeprof.commands.options import AsJson, selected
 from routeprof.errors import UsageError
 
@@ -26,10 +27,16 @@ def convert(
         ),
     ],
     source: Annotated[
-        str | None, typer.Option("--from", help="Kind of SRC; unset, by its content.")
+        str | None,
+        typer.Option(
+            "--from", help="Kind of SRC; unset, by its content.", autocompletion=one_of(READ)
+        ),
     ] = None,
     target: Annotated[
-        str | None, typer.Option("--to", help="Kind of DST; unset, by its ending.")
+        str | None,
+        typer.Option(
+            "--to", help="Kind of DST; unset, by its ending.", autocompletion=one_of(WRITTEN)
+        ),
     ] = None,
     top_k: Annotated[
         int | None, typer.Option(help="Experts of a token, where SRC does not say it.")
@@ -41,7 +48,10 @@ def convert(
         int | None, typer.Option(help="Experts of a layer, where SRC has only chosen ones.")
     ] = None,
     phase: Annotated[
-        str | None, typer.Option(help="Phase of what has none; of a recording, only this one.")
+        str | None,
+        typer.Option(
+            help="Phase of what has none; of a recording, only this one.", autocompletion=phases
+        ),
     ] = None,
     tag: Annotated[
         str | None, typer.Option(help="Tag of what has none; of a recording, only this one.")

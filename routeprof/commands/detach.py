@@ -12,12 +12,19 @@ from typing import Annotated
 
 import typer
 
+from routeprof.commands.completion import attached
 from routeprof.errors import AttachError
 
 
 def detach(
     target: Annotated[
-        str, typer.Argument(metavar="PID|DIR", help="What to leave.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="PID|DIR",
+            help="The process, or the recording that is made of it.",
+            show_default=False,
+            autocompletion=attached,
+        ),
     ],
 ) -> None:
     """Remove the hooks from a process and write what is left. The process goes on.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from routeprof.commands import completion
 from routeprof.commands.options import AsJson, Between, Phase, Recordings, Tag, selected
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ Model = Annotated[
     typer.Option(
         help="The model's config.json, directory or name, if the recording does not have it.",
         metavar="CONFIG_JSON|DIR|NAME",
+        autocompletion=completion.models,
     ),
 ]
 
@@ -46,7 +48,11 @@ def diagnose(
     config: Config = None,
     gpus: Gpus = None,
     gpu: Annotated[
-        str, typer.Option(help="Whose peak rates time is modelled at, such as h100.")
+        str,
+        typer.Option(
+            help="Whose peak rates time is modelled at, such as h100.",
+            autocompletion=completion.gpus,
+        ),
     ] = "h100",
     capacity_factor: Capacity = None,
     model: Model = None,

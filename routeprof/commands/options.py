@@ -10,6 +10,7 @@ import typer
 if TYPE_CHECKING:
     from routeprof.profile import Profile
 
+from routeprof.commands.completion import levels, phases
 from routeprof.errors import UsageError
 from routeprof.timerange import parse_range
 from routeprof.topology import LEVELS
@@ -24,7 +25,9 @@ Directory = Annotated[Path, typer.Argument(help="The recording.", show_default=F
 Out = Annotated[
     Path, typer.Option("-o", "--out", help="Where the recording goes.", show_default=False)
 ]
-Phase = Annotated[str | None, typer.Option(help="Only this phase, such as decode.")]
+Phase = Annotated[
+    str | None, typer.Option(help="Only this phase, such as decode.", autocompletion=phases)
+]
 Tag = Annotated[str | None, typer.Option(help="Only this tag.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Between = Annotated[
@@ -34,7 +37,7 @@ Between = Annotated[
     ),
 ]
 Layers = Annotated[bool, typer.Option("--layers", help="Rows for each layer, too.")]
-Level = Annotated[str, typer.Option(help="windows, steps or tokens.")]
+Level = Annotated[str, typer.Option(help="windows, steps or tokens.", autocompletion=levels)]
 Gate = Annotated[bool, typer.Option(help="Keep the router's outputs too.")]
 Window = Annotated[float, typer.Option(help="Seconds that a window lasts.")]
 

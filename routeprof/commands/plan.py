@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from routeprof.commands.completion import CACHE_DTYPES, DTYPES, models, one_of
 from routeprof.commands.options import AsJson, Phase, Tag, selected
 from routeprof.errors import UsageError
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from routeprof.plan.model import Model
     from routeprof.profile import Profile
 
-DTYPES = "fp32, bf16, fp16, fp8, int8, int4, mxfp4 or nvfp4"
+dtypes = one_of(DTYPES)
 
 
 def plan(
@@ -28,24 +29,41 @@ def plan(
             "that of the recording.",
             metavar="CONFIG_JSON|MODEL_DIR|NAME",
             show_default=False,
+            autocompletion=models,
         ),
     ] = None,
     gpus: Annotated[int, typer.Option(help="GPUs, on all nodes together.")] = 8,
     gpu_memory: Annotated[str, typer.Option(help="Of each GPU, such as 80GiB or 141GB.")] = "80GiB",
     nodes: Annotated[int, typer.Option(help="Nodes that the GPUs stand in.")] = 1,
-    dtype: Annotated[str, typer.Option(help=f"Of weights: {DTYPES}.")] = "bf16",
-    attention_dtype: Annotated[str | None, typer.Option(help="Of attention's weights.")] = None,
-    expert_dtype: Annotated[str | None, typer.Option(help="Of routed experts.")] = None,
-    hot_dtype: Annotated[str | None, typer.Option(help="Of the hottest routed experts.")] = None,
+    dtype: Annotated[
+        str, typer.Option(help=f"Of weights: {', '.join(DTYPES)}.", autocompletion=dtypes)
+    ] = "bf16",
+    attention_dtype: Annotated[
+        str | None, typer.Option(help="Of attention's weights.", autocompletion=dtypes)
+    ] = None,
+    expert_dtype: Annotated[
+        str | None, typer.Option(help="Of routed experts.", autocompletion=dtypes)
+    ] = None,
+    hot_dtype: Annotated[
+        str | None, typer.Option(help="Of the hottest routed experts.", autocompletion=dtypes)
+    ] = None,
     hot_experts: Annotated[float, typer.Option(help="Share of experts that are hot.")] = 0.25,
     embedding_dtype: Annotated[
-        str | None, typer.Option(help="Of embeddings; 16 bits if not told.")
+        str | None, typer.Option(help="Of embeddings; 16 bits if not told.", autocompletion=dtypes)
     ] = None,
     kv_dtype: Annotated[
-        str | None, typer.Option(help="Of keys and values: fp32, bf16, fp16, fp8, int8 or int4.")
+        str | None,
+        typer.Option(
+            help="Of keys and values: fp32, bf16, fp16, fp8, int8 or int4.",
+            autocompletion=one_of(CACHE_DTYPES),
+        ),
     ] = None,
-    state_dtype: Annotated[str, typer.Option(help="Of recurrent states.")] = "fp32",
-    dispatch_dtype: Annotated[str, typer.Option(help="On the way to the experts.")] = "bf16",
+    state_dtype: Annotated[
+        str, typer.Option(help="Of recurrent states.", autocompletion=dtypes)
+    ] = "fp32",
+    dispatch_dtype: Annotated[
+        str, typer.Option(help="On the way to the experts.", autocompletion=dtypes)
+    ] = "bf16",
     length: Annotated[int, typer.Option(help="Tokens of a sequence, prompt and answer.")] = 8192,
     batch: Annotated[int, typer.Option(help="Sequences at once, on all GPUs together.")] = 1,
     step_tokens: Annotated[

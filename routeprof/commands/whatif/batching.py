@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from routeprof.commands.completion import one_of
 from routeprof.commands.options import AsJson, Between, Recordings, Tag, selected
 from routeprof.errors import UsageError
 
@@ -22,7 +23,10 @@ def batching(
         int | None,
         typer.Option(help="Expert-parallel ranks; unset, the recording's or 8."),
     ] = None,
-    phase: Annotated[str, typer.Option(help="decode or prefill.")] = "decode",
+    phase: Annotated[
+        str,
+        typer.Option(help="decode or prefill.", autocompletion=one_of(("decode", "prefill"))),
+    ] = "decode",
     tag: Tag = None,
     between: Between = None,
     seed: Annotated[int, typer.Option(help="Of random orders and intervals.")] = 0,

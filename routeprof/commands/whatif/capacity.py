@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from routeprof.commands.completion import RULES, one_of
 from routeprof.commands.options import (
     AsJson,
     Between,
@@ -25,7 +26,11 @@ def capacity(
         typer.Option(help="Capacity factors, such as 1.0,1.25,1.5; the recorded ones if unset."),
     ] = None,
     rule: Annotated[
-        str, typer.Option(help="How slots are rounded: ceil, floor, deepspeed or per-rank.")
+        str,
+        typer.Option(
+            help="How slots are rounded: ceil, floor, deepspeed or per-rank.",
+            autocompletion=one_of(RULES),
+        ),
     ] = "ceil",
     min_capacity: Annotated[
         int | None, typer.Option(help="The least capacity; 4 with rule deepspeed.")

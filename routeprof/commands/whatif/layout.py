@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from routeprof.commands import completion
+from routeprof.commands.completion import one_of
 from routeprof.commands.options import AsJson, Between, Phase, Recordings, Tag, selected
 from routeprof.errors import UsageError
 
@@ -15,7 +17,12 @@ def layout(
     source: Recordings,
     gpus: Annotated[int, typer.Option(help="GPUs to lay the model out on.")],
     nodes: Annotated[int, typer.Option(help="Nodes that they stand in.")] = 1,
-    gpu: Annotated[str, typer.Option(help="a100, h100, h200, h20, h800, b200 or mi300x.")] = "h100",
+    gpu: Annotated[
+        str,
+        typer.Option(
+            help="a100, h100, h200, h20, h800, b200 or mi300x.", autocompletion=completion.gpus
+        ),
+    ] = "h100",
     tflops: Annotated[float | None, typer.Option(help="Instead of the GPU's own, dense.")] = None,
     memory: Annotated[float | None, typer.Option(help="GB/s of the GPU's memory.")] = None,
     link: Annotated[float | None, typer.Option(help="GB/s each way inside a node.")] = None,
@@ -33,7 +40,12 @@ def layout(
     combine_bytes: Annotated[
         float | None, typer.Option(help="Bytes of a number on the way back.")
     ] = None,
-    placement: Annotated[str, typer.Option(help="contiguous, eplb or routeprof.")] = "contiguous",
+    placement: Annotated[
+        str,
+        typer.Option(
+            help="contiguous, eplb or routeprof.", autocompletion=one_of(completion.PLACINGS)
+        ),
+    ] = "contiguous",
     redundant: Annotated[int, typer.Option(help="Slots for replicas of experts.")] = 0,
     relay: Annotated[
         bool, typer.Option("--relay", help="Send once to each node, and pass on inside it.")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from routeprof.commands import completion
+from routeprof.commands.completion import one_of, some_of
 from routeprof.commands.options import (
     AsJson,
     Between,
@@ -35,7 +37,9 @@ def placement(
     speed: Annotated[
         str | None, typer.Option(help="Speed of each GPU in any unit, such as 1,1,0.5,0.5.")
     ] = None,
-    effort: Annotated[str, typer.Option(help="low, normal or high.")] = "normal",
+    effort: Annotated[
+        str, typer.Option(help="low, normal or high.", autocompletion=one_of(completion.EFFORTS))
+    ] = "normal",
     today: Annotated[
         Path | None,
         typer.Option(help="Where the experts are today: a file of any kind that --out writes."),
@@ -56,6 +60,7 @@ def placement(
         typer.Option(
             "--format",
             help="With --out: sglang, trtllm, vllm, eplb, vllm-ascend, csv; several by commas.",
+            autocompletion=some_of(completion.PLACED),
         ),
     ] = None,
     gpu_memory: Annotated[
