@@ -133,6 +133,8 @@ def write(profile: Profile, path: Path, name: str | None = None) -> Path:
             path cannot be written to.
     """
     one = WRITERS.get(name or "") if name else writer_for(path)
+    if one is None and name:
+        raise UsageError(f"nobody writes {name!r}: pass one of {', '.join(WRITERS)}")
     if one is None:
         endings = ", ".join(ending for each in WRITERS.values() for ending in each.suffixes)
         raise UsageError(f"{path} has an ending that nobody writes: pass one of {endings}")
