@@ -68,8 +68,9 @@ def listening(host: str, port: int, option: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        why = (error.strerror or str(error)).partition(" (")[0]  # socket adds the address again
         raise UsageError(
-            f"cannot listen on {host}:{port} ({error.strerror or error}); choose another {option}"
+            f"cannot listen on {host}:{port} ({why}); choose another {option}"
         ) from error
 
 

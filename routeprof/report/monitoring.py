@@ -97,7 +97,9 @@ def _assignments(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def _invalid(snapshot: Snapshot) -> Iterator[Sample]:
-    if snapshot.whole.captured:
+    """Nothing of another tool's sums: they do not tell what was left out of them."""
+    info = snapshot.whole.info
+    if snapshot.whole.captured and not (info.source and info.level == "windows"):
         yield (), float(snapshot.whole.totals.sums["invalid"].sum())
 
 
