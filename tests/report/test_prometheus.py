@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from threading import Thread
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,13 +14,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from routeprof.profile import Profile
 from routeprof.report.monitoring import Snapshot
-from routeprof.report.prometheus import registry
+from routeprof.report.prometheus import registry, server
 from routeprof.tables import column
+from tests.report.conftest import large
 
 
-def series(profile: Profile) -> dict[tuple[str, ...], float]:
+def series(profile: Profile, *, detailed: bool = False) -> dict[tuple[str, ...], float]:
     """Value by name and labels, without the model."""
-    text = generate_latest(registry(lambda: Snapshot(profile, profile))).decode()
+    snapshot = Snapshot(profile, profile)
+    text = generate_latest(registry(lambda: snapshot, detailed=detailed)).decode()
     return {
         (sample.name, *(v for k, v in sample.labels.items() if k != "model_name")): sample.value
         for family in text_string_to_metric_families(text)
@@ -41,6 +47,43 @@ def test_counters_by_phase(profile: Profile, counts: np.ndarray):
 def test_gauges_are_of_the_layers_that_have_a_value(partial: Profile, counts: np.ndarray):
     load = counts[:, 1].sum(0)
     assert series(partial)["routeprof:imbalance_ratio",] == pytest.approx(load.max() / load.mean())
+
+
+@pytest.mark.parametrize("experts", [8, 128])
+def test_only_series_on_request_grow_with_the_model(experts: int):
+    """61 layers, of which 58 were captured."""
+    profile = large(experts=experts, steps=2)
+    assert len(series(profile)) == 27
+    assert len(series(profile, detailed=True)) == 27 + 58 + 58 * experts
+
+
+def test_a_scrape_that_fails_is_seen_and_the_next_may_succeed(profile: Profile):
+    answers = iter([OSError("the disk is gone"), Snapshot(profile, profile)])
+
+    def take() -> Snapshot:
+        answer = next(answers)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    serving = server(registry(take), "127.0.0.1", 0)
+    thread = Thread(target=serving.serve_forever)
+    thread.start()
+    url = f"http://127.0.0.1:{serving.server_port}"
+    try:
+        with pytest.raises(HTTPError, match="500") as failed:
+            urlopen(f"{url}/metrics")
+        assert failed.value.read() == (
+            b"The recording cannot be read (OSError: the disk is gone).\n"
+        )
+        with pytest.raises(HTTPError, match="404"):
+            urlopen(f"{url}/favicon.ico")
+        with urlopen(f"{url}/metrics?x=1") as answer:
+            assert b"routeprof:tokens_total" in answer.read()
+    finally:
+        serving.shutdown()
+        serving.server_close()
+        thread.join()
 
 
 def test_a_column_has_nan_where_there_is_no_value():
