@@ -42,9 +42,10 @@ def note_of(steps: Iterable[Step], experts: int) -> tuple[str, ...]:
     if not dummies:
         return ()
     worst = max(counts, key=lambda layer: float(imbalance_ratio(counts[layer])))
-    ratios = [float(imbalance_ratio(found[worst])) for found in (counts, without)]
+    both, real = float(imbalance_ratio(counts[worst])), float(imbalance_ratio(without[worst]))
+    left = f"{real:.2f} without" if without[worst].any() else "nothing is left without"
     return (
         f"{dummies:,} of {rows:,} rows are in passes whose rows all have the same experts, as the "
-        f"dummy tokens of a warm-up have: max/mean of layer {worst} is {ratios[0]:.2f} with them "
-        f"and {ratios[1]:.2f} without; they have the tag {TAG}, the others are --tag untagged",
+        f"dummy tokens of a warm-up have: max/mean of layer {worst} is {both:.2f} with them and "
+        f"{left}; they have the tag {TAG}, the others are --tag untagged",
     )

@@ -39,8 +39,18 @@ def write_recording(source: Source, directory: Path) -> Path:
 
     Raises:
         RecordingExistsError: the directory holds something already.
-        UsageError: the source has no steps, or steps of no layer.
+        UsageError: the source has no steps, steps of no layer, or numbers that a recording has no
+            room for.
     """
+    try:
+        return _written(source, directory)
+    except (OverflowError, pa.ArrowInvalid):
+        raise UsageError(
+            f"the {source.tool} file has numbers too large to be true: pass another copy"
+        ) from None
+
+
+def _written(source: Source, directory: Path) -> Path:
     info = _info(source)
     writers: dict[int, _Rank] = {}
     for step in source.steps:

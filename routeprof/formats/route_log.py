@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -96,11 +96,14 @@ def _rows(path: Path, meta: dict[str, Any]) -> Iterator[tuple[int, bool, list[in
         if line.get("type") == "meta":
             meta |= line
         elif line.get("type") == "route":
-            ids, layer, row = line.get("topk_ids"), line.get("layer"), line.get("token_idx")
-            if not _are_numbers(ids) or not isinstance(layer, int) or not isinstance(row, int):
-                raise UsageError(f"{where} lacks whole numbers layer, token_idx, topk_ids: mend it")
-            yield layer, row == 0, ids or []
+            ids, layer, row = (line.get(name) for name in ("topk_ids", "layer", "token_idx"))
+            place = [layer, row]
+            if not _are_numbers(ids) or not _are_numbers(place) or min(place) < 0:
+                raise UsageError(
+                    f"{where} lacks layer, token_idx and topk_ids as whole numbers: mend it"
+                )
+            yield place[0], place[1] == 0, ids
 
 
-def _are_numbers(ids: Any) -> bool:
+def _are_numbers(ids: Any) -> TypeGuard[list[int]]:
     return isinstance(ids, list) and bool(ids) and all(isinstance(one, int) for one in ids)

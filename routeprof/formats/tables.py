@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from routeprof.errors import UsageError
-from routeprof.formats.opening import HEADER_DAMAGE, MOST_CELLS, one_of, whole_counts
+from routeprof.formats.opening import HEADER_DAMAGE, MOST, MOST_CELLS, one_of, whole_counts
 from routeprof.formats.source import Source, Step
 from routeprof.metrics._arrays import IntArray
 from routeprof.topology import PHASES, Layer
@@ -46,10 +46,14 @@ def read_csv(paths: Sequence[Path]) -> Source:
         reader = csv.DictReader(file, skipinitialspace=True)
         reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or ()]
         stepped = "step" in reader.fieldnames
-        for row in reader:
-            place, cell, count = _parsed(row, f"{path}, line {reader.line_num}")
-            cells.setdefault(place, {}).setdefault(cell, 0)
-            cells[place][cell] += count
+        try:
+            for row in reader:
+                place, cell, count = _parsed(row, f"{path}, line {reader.line_num}")
+                cells.setdefault(place, {}).setdefault(cell, 0)
+                cells[place][cell] += count
+        except csv.Error as error:
+            where = f"{path}, line {reader.line_num}"
+            raise UsageError(f"{where} is no line of a table ({error}): mend it") from None
     layers = _layers(path, (cell for own in cells.values() for cell in own))
     known = {layer.index: layer.experts for layer in layers}
     return Source("csv", layers, _steps(cells, known), "steps" if stepped else "windows")
@@ -61,13 +65,15 @@ def _parsed(
     try:
         layer, expert, count = (int(row[name]) for name in ("layer", "expert", "count"))
         step = int(row.get("step") or 0)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, KeyError):
         raise UsageError(f"{where} lacks whole numbers layer, expert and count: mend it") from None
     phase = (row.get("phase") or "unknown").strip()
     if min(layer, expert, count) < 0 or phase not in PHASES:
         raise UsageError(
             f"{where} has a number below 0 or a phase other than {', '.join(PHASES)}: mend it"
         )
+    if count > MOST:
+        raise UsageError(f"{where} has a count too large to be true: mend it")
     return (step, phase, row.get("tag") or None), (layer, expert), count
 
 
