@@ -120,10 +120,9 @@ def _profile(given: Profile | str | Path) -> Profile:
 
 
 def _text(verdict: Verdict) -> str:
-    from routeprof.report.diagnose import check_lines
+    from routeprof.report.diagnose import finding_line
 
     lines = ["the routing is not as it must be"]
-    if verdict.failed:
-        for line, finding in zip(check_lines(verdict), verdict.failed, strict=True):
-            lines += [f"  {line}", f"    → {finding.suggestion}"]
+    for finding in verdict.failed:
+        lines += [f"  {finding_line(finding)}", f"    → {finding.suggestion}"]
     return "\n".join([*lines, *(f"  {message}" for message in verdict.unknown.values())])

@@ -85,8 +85,12 @@ def check_json(verdict: Verdict) -> dict[str, Any]:
 
 def check_lines(verdict: Verdict) -> Iterator[str]:
     """One line for each finding that failed; or one that says that none did."""
-    for finding in verdict.failed:
-        yield f"{finding.severity}: {finding.code}: {plain(finding.evidence)}"
+    yield from map(finding_line, verdict.failed)
     if not verdict.failed:
         others = len(verdict.answer.findings)
         yield f"passed{f'; {others} of lower severity, see routeprof diagnose' if others else ''}"
+
+
+def finding_line(finding: Finding) -> str:
+    """A finding in one line."""
+    return f"{finding.severity}: {finding.code}: {plain(finding.evidence)}"

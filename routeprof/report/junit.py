@@ -13,6 +13,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from routeprof.diagnose.check import CAPTURE, Case, Verdict, cases
 from routeprof.diagnose.finding import Finding
+from routeprof.report.diagnose import finding_line
 from routeprof.report.summary import plain
 
 SUITE = "routeprof check"
@@ -90,6 +91,6 @@ def _add(parent: Element, kind: str, category: str, message: str, text: str) -> 
 
 def _lines(finding: Finding) -> list[str]:
     return [
-        f"{finding.severity}: {finding.code}: {plain(finding.evidence)}",
+        finding_line(finding),
         f"  → {plain(finding.suggestion)}",
     ]
