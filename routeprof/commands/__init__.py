@@ -24,34 +24,45 @@ from routeprof.commands.serve_metrics import serve_metrics
 from routeprof.commands.status import status
 from routeprof.commands.summary import summary
 from routeprof.commands.top import top
+from routeprof.commands.verbs import CONTEXT, add
 from routeprof.commands.whatif import app as whatif
 from routeprof.errors import RouteprofError
 
 app = typer.Typer(
     name="routeprof",
     help="Routing and load-balance profiler for Mixture-of-Experts inference.",
+    epilog=(
+        "routeprof VERB --help shows options and examples. Exit status: 0 done; 1 something was "
+        "found, or somebody did not answer; 2 wrong use or a file that cannot be read, said in "
+        "one line. routeprof --install-completion makes Tab complete verbs, options and values."
+    ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=CONTEXT,
 )
-app.command()(demo)
-app.command(
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-)(run)
+
+RECORD = "Record"
+LOOK = "Look at a recording"
+JUDGE = "Judge it"
+CHANGE = "Before you change something, or deploy"
+FILES = "Other tools' files"
+
+PASSED_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+add(app, demo, RECORD)
+add(app, run, RECORD, context_settings=PASSED_ON)
 for verb in (attach, detach, start, pause, stop, status):
-    app.command()(verb)
-app.command()(summary)
-app.command()(report)
-app.command()(convert)
-app.command()(diagnose)
-app.command()(check)
-app.command()(dashboard)
-app.command()(top)
-app.command("serve-metrics")(serve_metrics)
-app.command()(plan)
-app.command()(audit)
-app.add_typer(whatif, name="whatif")
+    add(app, verb, RECORD)
+for verb in (summary, top, dashboard, report):
+    add(app, verb, LOOK)
+add(app, serve_metrics, LOOK, name="serve-metrics")
+for verb in (diagnose, check):
+    add(app, verb, JUDGE)
+app.add_typer(whatif, name="whatif", rich_help_panel=CHANGE)
+add(app, plan, CHANGE)
+add(app, audit, CHANGE)
+add(app, convert, FILES)
 
 
 def _version(show: bool) -> None:
@@ -72,7 +83,7 @@ def options(
 def main() -> None:
     """Run the command line; what the user did wrong gets one line, never a traceback."""
     try:
-        sys.exit(app(standalone_mode=False))
+        sys.exit(app(prog_name="routeprof", standalone_mode=False))
     except RouteprofError as error:
         print(f"routeprof: {_one_line(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 
 
 def attach(
-    pid: Annotated[int, typer.Argument(help="Process id.", min=1, show_default=False)],
+    pid: Annotated[
+        int, typer.Argument(help="Process id.", metavar="PID", min=1, show_default=False)
+    ],
     out: Out,
     level: Level = "windows",
     gate: Gate = True,
     window: Window = 1.0,
     duration: Annotated[
-        float | None, typer.Option(help="Stop by itself after so many seconds.", min=0.1)
+        float | None,
+        typer.Option(help="Stop by itself after so many seconds.", metavar="SECONDS", min=0.1),
     ] = None,
     method: Annotated[
         str,

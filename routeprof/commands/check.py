@@ -45,7 +45,10 @@ def check(
     tag: Tag = None,
     between: Between = None,
     junit: Annotated[
-        Path | None, typer.Option(help="Also write the verdict as JUnit XML.", metavar="FILE")
+        Path | None,
+        typer.Option(
+            help="Also write the verdict as JUnit XML.", metavar="FILE", rich_help_panel="Reports"
+        ),
     ] = None,
     github: Annotated[
         bool | None,
@@ -53,6 +56,7 @@ def check(
             "--github/--no-github",
             help="Print annotations of a GitHub workflow; unset, where one runs it without --json.",
             show_default=False,
+            rich_help_panel="Reports",
         ),
     ] = None,
     as_json: AsJson = False,

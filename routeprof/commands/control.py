@@ -14,7 +14,9 @@ from routeprof.commands.options import Directory
 if TYPE_CHECKING:
     from routeprof.capture.control import Want
 
-Wait = Annotated[float, typer.Option(help="Seconds to wait for the ranks to obey.", min=0)]
+Wait = Annotated[
+    float, typer.Option(help="Wait so long for the ranks to obey.", metavar="SECONDS", min=0)
+]
 
 
 def start(directory: Directory, wait: Wait = 5.0) -> None:

@@ -42,7 +42,8 @@ def convert(
         int | None, typer.Option(help="Experts of a token, where SRC does not say it.")
     ] = None,
     layers: Annotated[
-        int | None, typer.Option(help="Layers of the model, dense ones too, likewise.")
+        int | None,
+        typer.Option(help="Layers of the model, dense ones too, where SRC has only some."),
     ] = None,
     experts: Annotated[
         int | None, typer.Option(help="Experts of a layer, where SRC has only chosen ones.")

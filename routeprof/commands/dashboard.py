@@ -17,7 +17,9 @@ def dashboard(
             show_default=False,
         ),
     ],
-    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8050,
+    port: Annotated[
+        int, typer.Option(help="Port; 0 takes a free one.", metavar="PORT", min=0, max=65535)
+    ] = 8050,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     auth_token: Annotated[
         str | None, typer.Option(help="Ask for this token; needed for another host.")

@@ -19,7 +19,12 @@ def demo(
         Path | None,
         typer.Option("-o", "--out", help="Where recording and report go; a new folder if unset."),
     ] = None,
-    port: Annotated[int, typer.Option(help="Port of the dashboard.", min=0, max=65535)] = 8050,
+    port: Annotated[
+        int,
+        typer.Option(
+            help="Port of the dashboard; 0 takes a free one.", metavar="PORT", min=0, max=65535
+        ),
+    ] = 8050,
     serve: Annotated[bool, typer.Option(help="Serve the dashboard at the end.")] = True,
     new_tokens: Annotated[int, typer.Option(help="Tokens to generate per prompt.", min=1)] = 64,
 ) -> None:

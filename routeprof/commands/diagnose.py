@@ -36,7 +36,7 @@ Model = Annotated[
     str | None,
     typer.Option(
         help="The model's config.json, directory or name, if the recording does not have it.",
-        metavar="CONFIG_JSON|DIR|NAME",
+        metavar="MODEL",
         autocompletion=completion.models,
     ),
 ]

@@ -18,12 +18,19 @@ from routeprof.topology import LEVELS
 Recordings = Annotated[
     list[Path],
     typer.Argument(
-        help="The recording; several are added up.", metavar="DIR...", show_default=False
+        help="The recording, or another tool's file; several are added up.",
+        metavar="DIR...",
+        show_default=False,
     ),
 ]
-Directory = Annotated[Path, typer.Argument(help="The recording.", show_default=False)]
+Directory = Annotated[
+    Path, typer.Argument(help="The recording.", metavar="DIR", show_default=False)
+]
 Out = Annotated[
-    Path, typer.Option("-o", "--out", help="Where the recording goes.", show_default=False)
+    Path,
+    typer.Option(
+        "-o", "--out", help="Where the recording goes.", metavar="DIR", show_default=False
+    ),
 ]
 Phase = Annotated[
     str | None, typer.Option(help="Only this phase, such as decode.", autocompletion=phases)
@@ -33,13 +40,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Between = Annotated[
     str | None,
     typer.Option(
-        help="Only windows that end in this range of seconds since the start, such as 10-60 or 10-."
+        help="Only windows that end in these seconds since the start, such as 10-60 or 10-.",
+        metavar="RANGE",
     ),
 ]
 Layers = Annotated[bool, typer.Option("--layers", help="Rows for each layer, too.")]
 Level = Annotated[str, typer.Option(help="windows, steps or tokens.", autocompletion=levels)]
 Gate = Annotated[bool, typer.Option(help="Keep the router's outputs too.")]
-Window = Annotated[float, typer.Option(help="Seconds that a window lasts.")]
+Window = Annotated[float, typer.Option(help="Seconds that a window lasts.", metavar="SECONDS")]
 
 
 def check_options(level: str, window: float) -> None:

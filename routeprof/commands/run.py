@@ -19,7 +19,8 @@ from routeprof.hooks.session import SETTINGS_VARIABLE
 def run(
     out: Out,
     command: Annotated[
-        list[str], typer.Argument(help="What to run, after --.", show_default=False)
+        list[str],
+        typer.Argument(help="What to run, after --.", metavar="COMMAND...", show_default=False),
     ],
     level: Level = "windows",
     gate: Gate = True,
@@ -32,15 +33,23 @@ def run(
         int | None,
         typer.Option(
             help="Serve Prometheus metrics while the program runs; 0 takes a free port.",
+            metavar="PORT",
+            rich_help_panel="Metrics",
             min=0,
             max=65535,
         ),
     ] = None,
     metrics_host: Annotated[
-        str, typer.Option(help="Address that the metrics are served at.")
+        str,
+        typer.Option(help="Address that the metrics are served at.", rich_help_panel="Metrics"),
     ] = "127.0.0.1",
     metrics_detailed: Annotated[
-        bool, typer.Option("--metrics-detailed", help="Also series of each layer and expert.")
+        bool,
+        typer.Option(
+            "--metrics-detailed",
+            help="Also series of each layer and expert.",
+            rich_help_panel="Metrics",
+        ),
     ] = False,
 ) -> None:
     """Run a Python program and record every MoE model it serves or loads.

@@ -15,7 +15,9 @@ def summary(
     phase: Phase = None,
     tag: Tag = None,
     between: Between = None,
-    all_layers: Annotated[bool, typer.Option("--all", help="Every layer, not the worst.")] = False,
+    all_layers: Annotated[
+        bool, typer.Option("--all", help="Every layer, not only the worst.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print what a recording says, what was not captured first.

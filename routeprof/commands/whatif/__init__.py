@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from routeprof.commands.verbs import CONTEXT, add
 from routeprof.commands.whatif.batching import batching
 from routeprof.commands.whatif.capacity import capacity
 from routeprof.commands.whatif.layout import layout
@@ -12,9 +13,7 @@ from routeprof.commands.whatif.placement import placement
 app = typer.Typer(
     help="Predict from a recording what a change would bring.",
     no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=CONTEXT,
 )
-app.command()(capacity)
-app.command()(placement)
-app.command()(layout)
-app.command()(batching)
+for verb in (capacity, placement, layout, batching):
+    add(app, verb)
