@@ -25,6 +25,7 @@ from routeprof.commands.status import status
 from routeprof.commands.summary import summary
 from routeprof.commands.top import top
 from routeprof.commands.verbs import CONTEXT, add
+from routeprof.commands.watch import watch
 from routeprof.commands.whatif import app as whatif
 from routeprof.errors import RouteprofError
 
@@ -57,7 +58,7 @@ for verb in (attach, detach, start, pause, stop, status):
 for verb in (summary, top, dashboard, report):
     add(app, verb, LOOK)
 add(app, serve_metrics, LOOK, name="serve-metrics")
-for verb in (diagnose, check):
+for verb in (diagnose, check, watch):
     add(app, verb, JUDGE)
 app.add_typer(whatif, name="whatif", rich_help_panel=CHANGE)
 add(app, plan, CHANGE)
