@@ -24,6 +24,7 @@ from routeprof.commands.serve_metrics import serve_metrics
 from routeprof.commands.status import status
 from routeprof.commands.summary import summary
 from routeprof.commands.top import top
+from routeprof.commands.watch import watch
 from routeprof.commands.verbs import CONTEXT, add
 from routeprof.commands.watch import watch
 from routeprof.commands.whatif import app as whatif
