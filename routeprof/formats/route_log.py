@@ -23,8 +23,11 @@ from routeprof.metrics._arrays import IntArray
 from routeprof.topology import ModelInfo
 
 LOGGED = (
-    "requests, positions and phases are not in the file, and it has only passes and layers that "
-    "were logged"
+    "requests, positions and phases are not in the file, and it has only passes that were logged"
+)
+EVERY_60TH = (
+    "the patch takes every 60th call of a MoE layer for the layer that it names: in a model with "
+    "other than 60 of them, such as Qwen1.5-MoE with 24, its rows are of several layers"
 )
 
 
@@ -51,7 +54,7 @@ def read_route_log(paths: Sequence[Path], told: Told) -> Source:
     indices = {index for own in passes for index in own}
     layers = layers_of(path, dict.fromkeys(indices, top_k), experts, lambda one: f"layer {one}")
     steps = [_step(own, experts) for own in passes]
-    notes = (LOGGED, *note_of(steps, experts))
+    notes = (LOGGED, EVERY_60TH, *note_of(steps, experts))
     model = ModelInfo(
         name=str(meta.get("model_id", "")),
         engine="vllm",
