@@ -8,23 +8,26 @@ tokens of a layer that was not captured, has no sample.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from time import time
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
 
-from routeprof.capture.control import health
+from routeprof.capture.control import Want, health
 from routeprof.metrics.gemm import small_gemm_share
-from routeprof.profile import Profile
+from routeprof.profile import Profile, State
 from routeprof.report.summary import own_cost
 from routeprof.tables import column
 
 RECENT_SECONDS = 60.0
 """Gauges are of windows that ended at most so long before the newest one."""
+
+RANK_STATES = (*get_args(Want), "dead", "not responding")
+"""What ``health`` may say of a rank."""
 
 Sample = tuple[tuple[str, ...], float]
 """Values of a metric's own labels, and its value."""
@@ -150,15 +153,21 @@ def _small_gemms(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def _layers(snapshot: Snapshot) -> Iterator[Sample]:
-    for state, number in sorted(Counter(snapshot.whole.states).items()):
-        yield (state,), float(number)
+    yield from _states(get_args(State), snapshot.whole.states)
 
 
 def _ranks(snapshot: Snapshot) -> Iterator[Sample]:
     files, now = snapshot.whole.files, time()
     states = [rank.state for rank in files.ranks if rank.state is not None] if files else []
-    for state, number in sorted(Counter(health(one, now) for one in states).items()):
-        yield (state,), float(number)
+    if states:
+        yield from _states(RANK_STATES, [health(one, now) for one in states])
+
+
+def _states(names: Sequence[str], found: Iterable[str]) -> Iterator[Sample]:
+    """How many are in each state, also in those that nothing is in: that is known."""
+    number = Counter(found)
+    for state in names:
+        yield (state,), float(number[state])
 
 
 def _newest(snapshot: Snapshot) -> Iterator[Sample]:

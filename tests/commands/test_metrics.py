@@ -33,6 +33,8 @@ from tests.dashboards.made import FACTORS, Writer
 
 Series = dict[tuple[str, ...], float]
 LIVE = Path(__file__).with_name("live.py")
+LAYER_STATES = ("captured", "silent", "idle", "unsupported", "dense")
+RANK_STATES = ("recording", "paused", "stopped", "dead", "not responding")
 SECONDS = 90
 """Seconds of the recording, of which the newest minute is the last 60."""
 
@@ -102,10 +104,10 @@ def expected(
     values["own_seconds_total",] = whole["cost"]["cost_seconds"]
     values["busy_seconds_total",] = whole["cost"]["busy_seconds"]
     values["coverage_ratio",] = whole["coverage"]
-    states = Counter(row["state"] for row in rows) | Counter({"dense": 1})
-    values |= {("layers", state): number for state, number in states.items()}
+    layers = Counter(row["state"] for row in rows) | Counter({"dense": 1})
+    values |= {("layers", state): layers[state] for state in LAYER_STATES}
     ranks = Counter(rank["state"] for rank in whole["ranks"])
-    values |= {("ranks", state): number for state, number in ranks.items()}
+    values |= {("ranks", state): ranks[state] for state in RANK_STATES}
     values["newest_window_timestamp_seconds",] = profile.totals.windows.start.max() + 1.0
 
     def of(name: str) -> list[float]:
@@ -137,8 +139,8 @@ def test_what_a_converted_file_does_not_say_is_not_exposed(tmp_path: Path):
     take = _taking(tmp_path / "counts.csv")
     assert parsed(generate_latest(registry(take, detailed=True)).decode()) == {
         ("routeprof:assignments_total", "unknown"): 24,
-        ("routeprof:layers", "captured"): 2,
-        ("routeprof:ranks", "stopped"): 1,
+        **{("routeprof:layers", state): 2 * (state == "captured") for state in LAYER_STATES},
+        **{("routeprof:ranks", state): state == "stopped" for state in RANK_STATES},
         ("routeprof:expert_tokens_total", "0", "3"): 5,
         ("routeprof:expert_tokens_total", "1", "3"): 7,
         ("routeprof:expert_tokens_total", "0", "8"): 3,
