@@ -5,7 +5,7 @@ pytest imports this at every start, so it imports nothing but pytest until a tes
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +81,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Refuse a wrong marker before the test runs, which may take long."""
     limits = _limits(item)
     if limits is not None:
-        _refuse_wrong(item, limits)
+        _refuse_wrong(limits)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -105,18 +105,15 @@ def _limits(item: pytest.Item) -> dict[str, Any] | None:
     return limits if markers else None
 
 
-def _refuse_wrong(item: pytest.Item, limits: dict[str, Any]) -> None:
-    from routeprof.errors import RouteprofError
+def _refuse_wrong(limits: dict[str, Any]) -> None:
     from routeprof.testing import check_limits
 
-    try:
-        check_limits(**limits)
-    except RouteprofError as error:
-        pytest.fail(f"{MARKER}: {error}", pytrace=False)
+    problem = _problem(check_limits, **limits)
+    if problem:
+        pytest.fail(f"{MARKER}: {problem}", pytrace=False)
 
 
 def _judge(routing: Routing | None, limits: dict[str, Any]) -> None:
-    from routeprof.errors import RouteprofError
     from routeprof.testing import assert_balanced
 
     if routing is None or not routing.directories:
@@ -128,7 +125,17 @@ def _judge(routing: Routing | None, limits: dict[str, Any]) -> None:
     for number, directory in enumerate(routing.directories, 1):
         several = len(routing.directories) > 1
         where = f" (recording {number} of {len(routing.directories)})" if several else ""
-        try:
-            assert_balanced(directory, **limits)
-        except (AssertionError, RouteprofError) as error:
-            pytest.fail(f"{MARKER}{where}: {error}", pytrace=False)
+        problem = _problem(assert_balanced, directory, **limits)
+        if problem:
+            pytest.fail(f"{MARKER}{where}: {problem}", pytrace=False)
+
+
+def _problem(check: Callable[..., None], *words: Any, **limits: Any) -> str:
+    """What a check says against it; empty if nothing."""
+    from routeprof.errors import RouteprofError
+
+    try:
+        check(*words, **limits)
+    except (AssertionError, RouteprofError) as error:
+        return str(error)
+    return ""

@@ -13,26 +13,36 @@ import pytest
 
 from tests.diagnose.made import EXPERTS, one_hot, record, steady
 from tests.test_api import imported_by
+from tests.test_docs_examples import CI, blocks
 
 pytest_plugins = ["pytester"]
 
 # Not in this process: pytester takes back what was imported, and torch can only be imported once.
 PLUGIN = ("-p", "routeprof.pytest_plugin", "-p", "no:cacheprovider", "-q")
 
-MODELS = """
+CONFTEST = """
 import pytest
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
-import routeprof
-from routeprof.testing import assert_balanced
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def model():
     torch.manual_seed(0)
     small = dict(hidden_size=32, intermediate_size=16, num_hidden_layers=2, vocab_size=64)
     heads = dict(num_attention_heads=4, num_key_value_heads=2, num_local_experts=8)
     return MixtralForCausalLM(MixtralConfig(**small, **heads)).eval()
+
+@pytest.fixture
+def inputs():
+    return {"input_ids": torch.arange(512).reshape(2, 256) % 64}
+"""
+
+MODELS = """
+import pytest
+import torch
+
+import routeprof
+from routeprof.testing import assert_balanced
 
 def run(model, tokens=256):
     with torch.no_grad():
@@ -122,11 +132,17 @@ def only_this_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     """The installed routeprof may have registered the plugin under its short name already."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    monkeypatch.setenv("COLUMNS", "80")
 
 
 def test_the_marker_judges_what_the_fixture_recorded(pytester: pytest.Pytester):
-    pytester.makepyfile(MODELS)
-    pytester.runpytest_subprocess(*PLUGIN, "--strict-markers", "--junitxml=out.xml")
+    """Also in the example of docs/ci.md, and with the text that stands there."""
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(test_models=MODELS, test_docs=blocks(CI, "python")[0])
+    options = (*PLUGIN, "--strict-markers", "--junitxml=out.xml")
+    result = pytester.runpytest_subprocess(*options)
+    (shown,) = (block for block in blocks(CI, "text") if block.startswith("___"))
+    assert shown in result.stdout.str()
     told = {
         case.attrib["name"]: case.find("failure")
         for case in ElementTree.parse(pytester.path / "out.xml").iter("testcase")
@@ -142,6 +158,7 @@ def test_the_marker_judges_what_the_fixture_recorded(pytester: pytest.Pytester):
         "test_without_the_fixture": "the test recorded nothing; take the fixture `routing`",
         "test_second_of_two_fails": "(recording 2 of 2)",
         "test_own_failure_comes_first": "of its own",
+        "test_prompts_spread_over_the_experts": "above 1.5 in 2 layers",
         "test_of_the_class": "warning: overflow: a capacity factor of 1.25 would drop",
     }
     assert texts.keys() == expected.keys()
@@ -149,7 +166,7 @@ def test_the_marker_judges_what_the_fixture_recorded(pytester: pytest.Pytester):
         assert part in texts[name]
     assert "→ compare tags" in texts["test_fails"]
     assert "hot-experts" not in texts["test_own_failure_comes_first"]
-    assert "Traceback" not in texts["test_fails"]
+    assert texts["test_fails"].count("hot-experts") == 1
 
 
 def test_a_wrong_marker_fails_before_the_test_runs(pytester: pytest.Pytester):
