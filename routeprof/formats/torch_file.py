@@ -25,7 +25,9 @@ MOST_BYTES = 1 << 30
 """Of one tensor. SGLang's own buffer of 1,000 passes of DeepSeek-V3 takes 62 MB."""
 
 MOST_PICKLE = 6 << 20
-"""Bytes of what is no tensor. SGLang's lists of input tokens take some 8 bytes a token."""
+TENSORS = 8
+"""Bytes of what is no tensor, or one in so many of the file if that is more: reading them is slow.
+SGLang's lists take some 8 a token, and its tables of experts 32 for each layer."""
 
 MOST_DIRECTORY = 8 << 20
 """Bytes of the list of members, some 70 for each tensor."""
@@ -122,6 +124,7 @@ class _Reader:
     def __init__(self, archive: zipfile.ZipFile, size: int) -> None:
         self._archive = archive
         self._left = size
+        self._most = max(MOST_PICKLE, size // TENSORS)
         self._budget = _Budget()
         self._members = {info.filename: info for info in archive.infolist()}
         pickles = [name for name in self._members if re.fullmatch(r"[^/]+/data\.pkl", name)]
@@ -134,7 +137,7 @@ class _Reader:
 
     def load(self) -> Any:
         return loads(
-            self._read(f"{self._root}data.pkl", MOST_PICKLE), self._storage, _TYPES, _ALLOWED
+            self._read(f"{self._root}data.pkl", self._most), self._storage, _TYPES, _ALLOWED
         )
 
     def _read(self, name: str, most: int) -> bytes:

@@ -348,3 +348,17 @@ def test_a_list_of_members_without_end(tmp_path: Path):
     path.write_bytes(head + directory + closing)
     with pytest.raises(UsageError, match="list of members"):
         read_torch(path)
+
+
+@pytest.mark.parametrize("rows", [1_000, 100_000])
+def test_long_lists_need_large_tables_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+):
+    monkeypatch.setattr("routeprof.formats.torch_file.MOST_PICKLE", 1_000)
+    data = {"input_ids": list(range(2_000)), "ids": torch.zeros(rows, dtype=torch.int32)}
+    torch.save(data, tmp_path / "a.pt")
+    if rows == 1_000:
+        with pytest.raises(UsageError, match="more than it can need"):
+            read_torch(tmp_path / "a.pt")
+    else:
+        assert_same(read_torch(tmp_path / "a.pt"), data)
