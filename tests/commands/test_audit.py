@@ -17,11 +17,11 @@ import pytest
 from routeprof.plan.weights import SCHEMES, audit
 from routeprof.sample_data import MODEL_DIR, RECORDINGS_DIR
 from tests.commands.conftest import Cli
+from tests.commands.manual import DOCS, examples, same
 from tests.commands.test_bad_input import one_line
 from tests.plan.checkpoints import gaussian, save
 
 SAMPLE = RECORDINGS_DIR / "healthy"
-PAGE = Path(__file__).parents[2] / "docs" / "audit.md"
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_csv_files(cli: Cli, tmp_path: Path):
     assert len(tables["experts"]) == 4 * 3 * 16
     assert len(tables["precision"]) == 4 * 16
     # Every column is explained.
-    page = PAGE.read_text()
+    page = (DOCS / "audit.md").read_text()
     for name in {*tables["precision"][0], *tables["experts"][0]}:
         figure = re.sub(r"_(fp8|int8|int4)_.*", "", name)
         assert f"`{figure}`" in page or f"`{figure}_…`" in page, name
@@ -181,11 +181,10 @@ def test_a_truncated_model_gets_one_line(cli: Cli, tmp_path: Path):
 
 def test_the_manual_shows_what_is_printed(cli: Cli, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "120")
-    blocks = re.findall(r"^```\n\$ routeprof (.+?)\n(.+?)^```", PAGE.read_text(), re.M | re.S)
-    assert blocks
-    for command, output in blocks:
+    shown = examples([DOCS / "audit.md"])
+    assert shown
+    for command, output in shown:
         words = command.replace("sample_data/recordings/healthy", str(SAMPLE))
         done = cli(*shlex.split(words.replace("sample_data/model", str(MODEL_DIR))))
         assert done.returncode == 0, done.stderr
-        printed = [line.rstrip() for line in done.stdout.splitlines()]
-        assert printed == [line.rstrip() for line in output.splitlines()]
+        assert same(done.stdout, output)

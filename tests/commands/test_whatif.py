@@ -17,11 +17,11 @@ from routeprof.whatif.capacity import curve
 from routeprof.whatif.cluster import Cluster
 from routeprof.whatif.comparison import Comparison, RankBalance, compare
 from tests.commands.conftest import Cli
+from tests.commands.manual import DOCS, examples, same
 from tests.commands.test_bad_input import one_line
 from tests.recording.made import LISTS, random_parts, write
 
 SAMPLE = RECORDINGS_DIR / "healthy"
-DOCS = Path(__file__).parents[2] / "docs" / "whatif"
 FIGURES = {"before", "eplb", "routeprof", "lower_bound"}
 
 
@@ -174,22 +174,13 @@ def test_sums_without_factors_name_the_level(cli: Cli, tmp_path: Path):
     assert "level='steps'" in line
 
 
-def examples() -> list[tuple[str, str]]:
-    """Commands on the sample in the manual, and what it says they print.
-
-    Not the placements, marked as text: the solver may become better.
-    """
-    pages = "\n".join(page.read_text() for page in sorted(DOCS.glob("*.md")))
-    blocks = re.findall(r"^```\n\$ routeprof (.+?)\n(.+?)^```", pages, re.M | re.S)
-    return [(command, output) for command, output in blocks]
-
-
 def test_the_manual_shows_what_is_printed(cli: Cli, monkeypatch: pytest.MonkeyPatch):
+    """Not the placements, marked as text: the solver may become better."""
     monkeypatch.setenv("COLUMNS", "120")
-    assert examples()
-    for command, output in examples():
+    shown = examples(sorted((DOCS / "whatif").glob("*.md")))
+    assert shown
+    for command, output in shown:
         words = shlex.split(command.replace("sample_data/recordings/healthy", str(SAMPLE)))
         done = cli(*words)
         assert done.returncode == 0, done.stderr
-        printed = [line.rstrip() for line in done.stdout.splitlines()]
-        assert printed == [line.rstrip() for line in output.splitlines()]
+        assert same(done.stdout, output)
