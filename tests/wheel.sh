@@ -23,6 +23,6 @@ routeprof report demo/recording --out report >/dev/null
 test -s report/layers.csv && test -s report/report.html
 cmp report/layers.csv demo/report/layers.csv
 pip install --quiet --disable-pip-version-check -c "$root/constraints.txt" pytest
-python -m pytest --markers >markers.txt # pytest finds the plugin
+python -m pytest -p no:dash --markers >markers.txt # pytest finds the plugin
 grep -q '^@pytest.mark.routing_limits(' markers.txt
 echo "the wheel works"
