@@ -22,6 +22,8 @@ Wait = Annotated[
 def start(directory: Directory, wait: Wait = 5.0) -> None:
     """Count in all ranks of a live recording, from their next pass on.
 
+    Exits with 1 if a rank does not answer.
+
     Example: routeprof start runs/mixtral
     """
     ask(directory, "recording", wait)
@@ -30,6 +32,8 @@ def start(directory: Directory, wait: Wait = 5.0) -> None:
 def pause(directory: Directory, wait: Wait = 5.0) -> None:
     """Stop counting in all ranks of a live recording; the hooks stay.
 
+    Exits with 1 if a rank does not answer.
+
     Example: routeprof pause runs/mixtral
     """
     ask(directory, "paused", wait)
@@ -37,6 +41,8 @@ def pause(directory: Directory, wait: Wait = 5.0) -> None:
 
 def stop(directory: Directory, wait: Wait = 15.0) -> None:
     """End a live recording: remove the hooks and write what is left. The program goes on.
+
+    Exits with 1 if a rank does not answer.
 
     Example: routeprof stop runs/mixtral
     """

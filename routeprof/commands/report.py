@@ -30,7 +30,7 @@ def report(
     html: Annotated[
         bool, typer.Option("--html", help="Also the whole dashboard as one offline file.")
     ] = False,
-    png: Annotated[bool, typer.Option("--png", help="Figures as PNG, the usual.")] = False,
+    png: Annotated[bool, typer.Option("--png", help="Figures as PNG, which is usual.")] = False,
     svg: Annotated[bool, typer.Option("--svg", help="Figures as SVG.")] = False,
     pdf: Annotated[bool, typer.Option("--pdf", help="Figures as PDF.")] = False,
 ) -> None:

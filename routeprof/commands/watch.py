@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from routeprof.commands.completion import SEVERITIES, one_of
 from routeprof.commands.diagnose import Capacity, Config, Gpus, limits_of
 from routeprof.commands.options import AsJson, Recordings
 from routeprof.errors import NotARecordingError
@@ -35,7 +36,11 @@ def watch(
         ),
     ] = None,
     alert_level: Annotated[
-        str, typer.Option(help="Least severity to tell of: info, warning or error.")
+        str,
+        typer.Option(
+            help="Least severity to tell of: info, warning or error.",
+            autocompletion=one_of(SEVERITIES),
+        ),
     ] = "warning",
     alert_period: Annotated[
         float, typer.Option(help="Seconds between two alerts of one code, at least.", min=0)
