@@ -24,7 +24,6 @@ from routeprof.commands.serve_metrics import serve_metrics
 from routeprof.commands.status import status
 from routeprof.commands.summary import summary
 from routeprof.commands.top import top
-from routeprof.commands.watch import watch
 from routeprof.commands.verbs import CONTEXT, add
 from routeprof.commands.watch import watch
 from routeprof.commands.whatif import app as whatif
@@ -52,19 +51,14 @@ FILES = "Other tools' files"
 
 PASSED_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
-add(app, demo, RECORD)
-add(app, run, RECORD, context_settings=PASSED_ON)
-for verb in (attach, detach, start, pause, stop, status):
-    add(app, verb, RECORD)
-for verb in (summary, top, dashboard, report):
-    add(app, verb, LOOK)
-add(app, serve_metrics, LOOK, name="serve-metrics")
-for verb in (diagnose, check, watch):
-    add(app, verb, JUDGE)
+add(app, RECORD, demo)
+add(app, RECORD, run, settings=PASSED_ON)
+add(app, RECORD, attach, detach, start, pause, stop, status)
+add(app, LOOK, summary, top, dashboard, report, serve_metrics)
+add(app, JUDGE, diagnose, check, watch)
 app.add_typer(whatif, name="whatif", rich_help_panel=CHANGE)
-add(app, plan, CHANGE)
-add(app, audit, CHANGE)
-add(app, convert, FILES)
+add(app, CHANGE, plan, audit)
+add(app, FILES, convert)
 
 
 def _version(show: bool) -> None:

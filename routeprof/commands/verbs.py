@@ -25,16 +25,18 @@ class Verb(TyperCommand):
         return pieces
 
 
-def add(app: typer.Typer, verb: Callable[..., None], panel: str | None = None, **more: Any) -> None:
-    """Register a verb under a heading of the list of verbs."""
-    settings = {**CONTEXT, **more.pop("context_settings", {})}
-    app.command(
-        cls=Verb,
-        help=described(verb.__doc__ or ""),
-        rich_help_panel=panel,
-        context_settings=settings,
-        **more,
-    )(verb)
+def add(
+    app: typer.Typer, panel: str | None, *verbs: Callable[..., None], settings: Any = None
+) -> None:
+    """Register verbs under a heading of the list of verbs; settings: of click's context."""
+    for verb in verbs:
+        app.command(
+            verb.__name__.replace("_", "-"),
+            cls=Verb,
+            help=described(verb.__doc__ or ""),
+            rich_help_panel=panel,
+            context_settings={**CONTEXT, **(settings or {})},
+        )(verb)
 
 
 def described(doc: str) -> str:

@@ -15,5 +15,4 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings=CONTEXT,
 )
-for verb in (capacity, placement, layout, batching):
-    add(app, verb)
+add(app, None, capacity, placement, layout, batching)
