@@ -226,18 +226,48 @@ def test_the_server_ends_with_a_program_that_is_killed(tmp_path: Path):
 
 
 CHILDREN = """
-import os
+import os, sys
+print("up", flush=True)
+sys.stdin.read()
 try:
     print(os.wait())
 except ChildProcessError:
-    print("no children", os.getpgrp() == os.getpgid(os.getppid()))
+    print("no children")
 """
 
 
-def test_the_program_has_no_child_that_it_did_not_start(tmp_path: Path):
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_the_server_is_no_child_and_gets_no_signals_of_the_terminal(tmp_path: Path):
     command = started(tmp_path, sys.executable, "-c", CHILDREN)
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == "no children True\n"
+    program = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "up\n"
+        (server,) = with_words("serve-metrics", str(tmp_path / "out"))
+        assert os.getsid(server) not in (os.getsid(program.pid), os.getsid(0))
+        assert parent(server) != program.pid
+        said, _ = program.communicate(timeout=PATIENCE)
+    finally:
+        program.kill()
+        program.communicate()
+    assert said == "no children\n"
+
+
+def with_words(*words: str) -> list[int]:
+    """Processes with these words in their command lines."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (process / "cmdline").read_text().split("\0")
+        except OSError:  # it has ended
+            continue
+        if set(words) <= set(line) and "run" not in line:
+            found.append(int(process.name))
+    return found
+
+
+def parent(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split()[1])
 
 
 def test_a_port_in_use_is_said_before_the_program_starts(cli: Cli, tmp_path: Path):
