@@ -296,11 +296,17 @@ def test_ranks_of_a_launch_have_one_server(cli: Cli, tmp_path: Path):
 
 
 def test_of_commands_that_a_launcher_started_the_first_on_a_node_serves(
-    monkeypatch: pytest.MonkeyPatch,
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    assert is_first_here()
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with socket.create_server(("127.0.0.1", 0)) as first:  # which holds the port
+        port = first.getsockname()[1]
+        command = [sys.executable, "-c", "print(1)"]
+        done = cli("run", "-o", "out", "--metrics-port", port, "--", *command)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    assert "metrics at" not in done.stderr
+    assert not is_first_here()
     monkeypatch.setenv("LOCAL_RANK", "0")
     assert is_first_here()
-    monkeypatch.setenv("LOCAL_RANK", "3")
-    assert not is_first_here()
+    monkeypatch.delenv("LOCAL_RANK")
+    assert is_first_here()
