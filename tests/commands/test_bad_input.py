@@ -46,7 +46,7 @@ def test_not_a_recording(cli: Cli, tmp_path: Path, verb: tuple[str, ...]):
 
 def test_a_file_instead_of_a_directory(cli: Cli, tmp_path: Path):
     (tmp_path / "file").write_text("text")
-    assert "routeprof.record" in one_line(cli("summary", "file"))
+    assert "pass a recording's directory" in one_line(cli("summary", "file"))
 
 
 def test_a_newer_schema(cli: Cli, copy: Path):
