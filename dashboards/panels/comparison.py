@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from routeprof.compare.comparable import incomparable
 from routeprof.dashboards.panels.noise import Samples, bound, samples
 from routeprof.dashboards.view import Context
 from routeprof.metrics.balance import imbalance_ratio
@@ -71,29 +72,13 @@ class Pair:
         return one, other
 
 
-def difference(one: Profile, other: Profile) -> str:
-    """Why two recordings cannot be compared, in one sentence; empty if they can."""
-    mine, theirs = ({layer.index: layer for _, layer in moe_layers(item)} for item in (one, other))
-    if not mine:
-        return "The model has no MoE layer."
-    if mine.keys() != theirs.keys():
-        odd = sorted(mine.keys() ^ theirs.keys())
-        return f"These are not the same layers: only one of the two has MoE layer {odd[0]}."
-    for index, layer in sorted(mine.items()):
-        for name, label in (("experts", "experts"), ("top_k", "experts per token")):
-            a, b = getattr(layer, name), getattr(theirs[index], name)
-            if a != b:
-                return f"Layer {index} has {a} {label} in A and {b} in B: not the same model."
-    return ""
-
-
 def pair(context: Context) -> Pair | str:
     """What is compared, or why nothing is."""
     other = context.against
     if other is None:
         chosen = context.state.against is not None
         return "There is no recording of that name." if chosen else OPEN_TWO
-    reason = difference(context.profile, other.profile)
+    reason = incomparable(context.profile, other.profile)
     if reason:
         return reason
     layers = tuple(layer for _, layer in moe_layers(context.profile))

@@ -17,6 +17,7 @@ from routeprof.commands.dashboard import dashboard
 from routeprof.commands.demo import demo
 from routeprof.commands.detach import detach
 from routeprof.commands.diagnose import diagnose
+from routeprof.commands.diff import diff
 from routeprof.commands.plan import plan
 from routeprof.commands.report import report
 from routeprof.commands.run import run
@@ -55,7 +56,7 @@ add(app, RECORD, demo)
 add(app, RECORD, run, settings=PASSED_ON)
 add(app, RECORD, attach, detach, start, pause, stop, status)
 add(app, LOOK, summary, top, dashboard, report, serve_metrics)
-add(app, JUDGE, diagnose, check, watch)
+add(app, JUDGE, diagnose, check, diff, watch)
 app.add_typer(whatif, name="whatif", rich_help_panel=CHANGE)
 add(app, CHANGE, plan, audit)
 add(app, FILES, convert)

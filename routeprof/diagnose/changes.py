@@ -15,7 +15,7 @@ import numpy as np
 
 from routeprof.diagnose.finding import Finding, layer_count
 from routeprof.diagnose.question import Question
-from routeprof.diagnose.stretches import stretches
+from routeprof.compare.stretches import stretches
 from routeprof.metrics._arrays import FloatArray
 from routeprof.metrics.drift import bootstrap_noise, jensen_shannon
 from routeprof.recording.fold import Key

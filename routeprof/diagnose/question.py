@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from routeprof.diagnose.finding import Finding
-from routeprof.diagnose.stretches import Stretches, stretches
+from routeprof.compare.stretches import Stretches, stretches
 from routeprof.diagnose.thresholds import DEFAULTS, Thresholds
 from routeprof.metrics._arrays import FloatArray
 from routeprof.rank_loads import usual_ranks

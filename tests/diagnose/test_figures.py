@@ -18,7 +18,7 @@ from routeprof.diagnose.placed import placement_gain
 from routeprof.diagnose.question import Question
 from routeprof.diagnose.speed import _even, _remedy
 from routeprof.diagnose.steps import _chance
-from routeprof.diagnose.stretches import MOST_STRETCHES, stretches
+from routeprof.compare.stretches import MOST_STRETCHES, stretches
 from routeprof.diagnose.thresholds import DEFAULTS
 from routeprof.metrics.ranks import rank_of_slot
 from routeprof.topology import RankRole

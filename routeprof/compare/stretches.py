@@ -22,30 +22,35 @@ Stretches = dict[tuple[Key, int], FloatArray]
 """For each key (phase and tag) and layer's index: loads ``[stretches, experts]``, in order."""
 
 
-def stretches(profile: Profile) -> Stretches:
-    """Steps where these were recorded, else windows; at most `MOST_STRETCHES` of each key.
+def stretches(profile: Profile, most: int = MOST_STRETCHES) -> Stretches:
+    """Steps where these were recorded, else windows; at most so many stretches of each key.
 
-    A profile made in memory has none.
+    The stretches of a key are the same in all layers. A profile made in memory has none.
     """
     if profile.files is None:
         return {}
-    return _of_steps(profile) if profile.has("steps") else _of_windows(profile)
+    return _of_steps(profile, most) if profile.has("steps") else _of_windows(profile, most)
 
 
-def _of_steps(profile: Profile) -> Stretches:
+def _of_steps(profile: Profile, most: int) -> Stretches:
     table, found = profile.step_counts(), Stretches()
-    for layer in profile.layer_indices:
-        own, experts = table.layer == layer, profile.layer(layer).experts
-        for number, key in enumerate(profile.totals.keys):
-            rows = np.flatnonzero(own & (profile.step_keys == number))
-            if len(rows):
-                places = _places(table.time[rows])
-                loads = found[key, layer] = np.zeros((int(places.max()) + 1, experts))
-                np.add.at(loads, places, table.counts[rows, :experts])
+    codes = of_rank(table.rank, table.step)
+    for number, key in enumerate(profile.totals.keys):
+        of_key = np.flatnonzero(profile.step_keys == number)
+        if not len(of_key):
+            continue
+        _, first, step = np.unique(codes[of_key], return_index=True, return_inverse=True)
+        places = _places(table.time[of_key][first], most)
+        for layer in profile.layer_indices:
+            own = table.layer[of_key] == layer
+            if own.any():
+                shape = int(places.max()) + 1, profile.layer(layer).experts
+                loads = found[key, layer] = np.zeros(shape)
+                np.add.at(loads, places[step[own]], table.counts[of_key[own], : shape[1]])
     return found
 
 
-def _of_windows(profile: Profile) -> Stretches:
+def _of_windows(profile: Profile, most: int) -> Stretches:
     windows, found = profile.totals.windows, Stretches()
     codes = of_rank(windows.rank, windows.window)
     known: dict[Key, tuple[IntArray, IntArray]] = {}
@@ -54,7 +59,7 @@ def _of_windows(profile: Profile) -> Stretches:
         code, first = np.unique(codes[own], return_index=True)
         if not len(code):
             continue
-        places = _places(windows.start[own][first])
+        places = _places(windows.start[own][first], most)
         known[key] = code, places
         shape = int(places.max()) + 1
         for layer in profile.layer_indices:
@@ -67,10 +72,10 @@ def _of_windows(profile: Profile) -> Stretches:
     return found
 
 
-def _places(time: FloatArray) -> IntArray:
+def _places(time: FloatArray, most: int) -> IntArray:
     """The stretch of each moment: as many in each, in the order of time."""
     order = np.argsort(np.argsort(time, kind="stable"))
-    return np.asarray(order * min(len(time), MOST_STRETCHES) // max(len(time), 1))
+    return np.asarray(order * min(len(time), most) // max(len(time), 1))
 
 
 def _rows(profile: Profile, keys: Sequence[Key]) -> Iterator[tuple[Key, int, IntArray, IntArray]]:
