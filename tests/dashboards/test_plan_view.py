@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import routeprof
+from routeprof.dashboards import formats
 from routeprof.dashboards.controls import MOST_GPUS, control
 from routeprof.dashboards.live.library import Library
 from routeprof.dashboards.live.memo import Memo
@@ -168,6 +169,7 @@ def check_cards(content: Content, made: Plan) -> None:
     assert values["plan_fits"] == f"{len(fitting)} of {len(made.splits)}"
     if fitting:
         assert values["most_sequences"] == f"{max(row.sequences or 0 for row in fitting):,}"
+        assert values["weights_best"] == formats.size(made.splits[0].weights_bytes)
     else:
         assert (values["most_sequences"], values["weights_best"]) == ("0", "–")
 
