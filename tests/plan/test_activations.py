@@ -174,6 +174,23 @@ def test_a_pass_that_wastes_nothing_holds_so_much(inner: int) -> None:
     assert peak_bytes(model, tokens(40)) == 4 * 40 * (64 + parts)
 
 
+class Views(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(30, 20))
+
+    def forward(self, input_ids: Tensor, use_cache: bool) -> Any:
+        assert use_cache
+        input_ids.view(-1).add_(1)
+        made = self.weight.t().expand(3, 20, 30) * 2
+        made[0].mul_(3)
+        return type("Output", (), {"past_key_values": None})()
+
+
+def test_views_of_weights_and_inputs_take_nothing() -> None:
+    assert peak_bytes(Views(), tokens(10)) == 3 * 20 * 30 * 4
+
+
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
 def test_bytes_are_those_that_the_allocator_reports(family: str) -> None:
     """Of torch's profiler, which sees every allocation: here no kernel makes any of its own."""
@@ -404,6 +421,18 @@ def of_experts(moe: Moe, hidden: int, at: Routed) -> tuple[Sizes, list[list[Oper
         [*start, *shared, *routed, *back],
         [*start, *routed, *back[:-1], *shared, back[-1]],
     ]
+
+
+def test_zamba2_keeps_the_embeddings() -> None:
+    """The shared attention reads them beside the residual in every block."""
+    model = load_model("zamba2-7b")
+    assert model.shape is not None
+    block = next(layer.block for layer in model.shape.layers if layer.block)
+    parts = [of_mlp(block.mlp, model.hidden, 1)]
+    for layer in model.shape.layers:
+        parts += [OF[type(mixer)](mixer, model.hidden, 1) for mixer in layer.mixers]
+    widest = max(simulated(*part) for part in parts)
+    assert least(model, 100, 2.0) == 2 * 100 * (2 * model.hidden + widest)
 
 
 small = st.integers(1, 40)
