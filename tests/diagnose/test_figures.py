@@ -258,7 +258,9 @@ def test_very_narrow_input_is_one_finding(tmp_path: Path):
 def test_the_batch_that_fills_a_tile(tmp_path: Path, tokens: int):
     """Steps of the batch that is recommended are drawn, and their small GEMMs counted."""
     shares = 1 / np.arange(1, EXPERTS + 1) ** 0.5
-    directory = record(tmp_path / "run", drawn(3, shares, 200, tokens), level="windows")
+    # Prefill, which fills its tiles, says nothing of decode.
+    steps = drawn(3, shares, 200, tokens) + drawn(8, shares, 200, 2000, phase="prefill")
+    directory = record(tmp_path / "run", steps, level="windows")
     text = batch_gain(Question(routeprof.load(directory)))
     times, share = int(text.split()[0]), float(text.split("would leave ")[1].split("%")[0]) / 100
 
