@@ -29,10 +29,7 @@ class _TooLongError(Exception):
 
 
 class _Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Bytes of the storages that operations return, when they come and when they go.
-
-    Views of weights and inputs are among them, but those stay alive and are left out of the peak.
-    """
+    """Bytes of the storages that operations make, when they come and when they go."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -47,9 +44,10 @@ class _Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._operations += 1
         if self._operations > MOST_OPERATIONS:
             raise _TooLongError
+        given = {id(storage) for storage in _storages((args, kwargs))}
         made = func(*args, **(kwargs or {}))
         for storage in _storages(made):
-            if id(storage) not in self._alive:
+            if id(storage) not in given and id(storage) not in self._alive:
                 self._add(storage)
         return made
 
