@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
@@ -465,6 +465,10 @@ mlps = st.builds(Mlp, width=small, gated=st.booleans())
 
 
 @given(mixer=mixers, hidden=st.integers(1, 300), tp=st.sampled_from([1, 2, 3]))
+# What is compressed is the most: that of queries, and that of keys and values.
+@example(mixer=LatentAttention(1, q_rank=40, kv_rank=40, nope=1, rope=1, value=1), hidden=1, tp=1)
+@example(mixer=LatentAttention(1, q_rank=1, kv_rank=40, nope=1, rope=1, value=1), hidden=1, tp=1)
+@example(mixer=Attention(1, 1, 1, inputs=1), hidden=9, tp=1)  # only the last matrix is wide
 @settings(deadline=None, max_examples=300)
 def test_mixers_hold_what_their_operations_do(mixer: Mixer, hidden: int, tp: int) -> None:
     assert mixer_numbers(mixer, hidden, tp) == simulated(*OF[type(mixer)](mixer, hidden, tp))
@@ -490,12 +494,16 @@ def test_mlps_hold_what_their_operations_do(mlp: Mlp, hidden: int, tp: int) -> N
     at=st.builds(
         Routed,
         tokens=small,
-        rows=st.integers(0, 200),
+        rows=st.one_of(st.integers(0, 20), st.integers(0, 200)),
         tp=st.sampled_from([1, 2]),
         etp=st.sampled_from([1, 2, 3]),
         sent=st.booleans(),
     ),
 )
+# A latent that is kept is the most; a shared expert is better first; it is the most alone.
+@example(moe=Moe(2, 2, 12, shared=Mlp(1), latent=10), hidden=1, at=Routed(10, 5, 1, 1, sent=False))
+@example(moe=Moe(2, 2, 1, shared=Mlp(8)), hidden=10, at=Routed(1, 1, 1, 1, sent=False))
+@example(moe=Moe(2, 2, 1, shared=Mlp(8)), hidden=10, at=Routed(10, 1, 1, 1, sent=True))
 @settings(deadline=None, max_examples=300)
 def test_experts_hold_what_their_operations_do(moe: Moe, hidden: int, at: Routed) -> None:
     sizes, orders = of_experts(moe, hidden, at)
