@@ -123,6 +123,8 @@ def test_figure_table_and_cards_are_the_plan(
     assert len(table) == len(made.splits)
     assert table["fits"].tolist() == ["yes" if row.fits else "no" for row in made.splits]
     assert table["sequences"].tolist() == [row.sequences for row in made.splits]
+    wide = [max(row.layout.tp, row.layout.etp) > gpus // nodes for row in made.splits]
+    assert table["spans_nodes"].tolist() == ["yes" if one else "no" for one in wide]
     assert ("layout_experts" in table) == bool(made.model.moes)
     if made.model.moes:
         names = table["layout_attention"] + ", " + table["layout_experts"]

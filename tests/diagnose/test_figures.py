@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import comb
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 import routeprof
 from routeprof.diagnose import findings
-from routeprof.diagnose.batches import batch_gain
+from routeprof.diagnose.batches import MIXED, batch_gain, mixing_gain
 from routeprof.diagnose.causes import LayerSkew, skew_by_tag
 from routeprof.diagnose.examine import RULES, SKEW, examine
 from routeprof.diagnose.finding import Finding
@@ -252,6 +253,29 @@ def test_very_narrow_input_is_one_finding(tmp_path: Path):
 
 
 # -- gains
+
+
+def test_what_mixing_brings_is_the_hypergeometric_mean(tmp_path: Path):
+    """Two tags with a rank of their own, 32 requests each, judged half by half."""
+    steps = [
+        Step(
+            [32 * np.bincount(pair, minlength=EXPERTS)] * 2,
+            tag=tag,
+            ids=np.array([pair] * 32),
+            request=request,
+            position=position,
+        )
+        for tag, pair, request in (("a", (0, 1), 0), ("b", (8, 9), 32))
+        for position in range(3)
+    ]
+    profile = routeprof.load(record(tmp_path / "run", steps, level="tokens"))
+    said = mixing_gain(Question(profile, gpus=2))
+    # Of 16 requests of each tag, so many ways to draw a batch with k of the first.
+    ways = {k: comb(16, k) * comb(16, MIXED - k) for k in range(MIXED + 1)}
+    waits = sum(max(k, MIXED - k) * n for k, n in ways.items()) / sum(ways.values()) / (MIXED / 2)
+    assert said.startswith(f"decode in batches of {MIXED} mixed at random would wait ")
+    assert float(said.split("would wait ")[1].split()[0]) == pytest.approx(2 / waits, abs=0.05)
+    assert "the slowest of 2 ranks (95 % interval" in said
 
 
 @pytest.mark.parametrize("tokens", [8, 64])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -148,6 +149,19 @@ def test_nothing_in_a_selection_is_not_nothing_recorded(tmp_path: Path):
         "nothing-captured",
         "no forward pass is in what is selected",
     )
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_of_several_runs_it_is_said_in_which_a_rank_is_missing(tmp_path: Path, runs: int):
+    fine, lacking = tmp_path / "fine", tmp_path / "lacking"
+    record(fine, steady(EVEN))
+    record(lacking, steady(EVEN), role=RankRole(1, 2, dp=1, ep=1))
+    path = lacking / "recording.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"id": "another"}))
+    profile = routeprof.load([lacking, fine][:runs])
+    (one,) = [one for one in examine(Question(profile)).findings if one.code == "ranks-missing"]
+    where = f" in {lacking}" if runs > 1 else ""
+    assert one.evidence.startswith(f"rank 0 of 2 wrote nothing{where}: ")
 
 
 def test_more_than_the_engine_made_is_no_coverage_either(tmp_path: Path):
