@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import comb
 from pathlib import Path
 
@@ -393,6 +394,22 @@ def test_time_against_a_loop_over_experts(tmp_path: Path):
     )
 
 
+def test_experts_in_fp8_are_read_and_computed_as_such(tmp_path: Path):
+    """One byte a weight, and the rate of 8 bits."""
+    gpu, weights = HARDWARE["h100"], 3 * 2048 * 1024
+    steps = drawn(10, one_hot(8.0), 12, 400)
+    loads = [np.array(layer) for step in steps for layer in step.counts]
+    model = replace(MODEL, config={"quantization_config": {"quant_method": "fp8"}})
+    half = found(record(tmp_path / "run", steps), "slower-than-dense").figures
+    byte = found(record(tmp_path / "fp8", steps, model=model), "slower-than-dense").figures
+    for figures, flops, each in ((half, gpu.flops, 2), (byte, gpu.flops_8bit, 1)):
+        reading = weights * each / gpu.memory
+        actual = sum(max(2 * n * weights / flops, reading) for layer in loads for n in layer)
+        dense = len(loads) * max(2 * 400 * 2 * weights / flops, 2 * reading)
+        assert figures["dense_ms"] == pytest.approx(dense / 12 * 1e3)
+        assert figures["ratio"] == pytest.approx(actual / dense)
+
+
 def test_a_larger_batch_is_not_advised_where_what_is_sent_grows_with_it(tmp_path: Path):
     random = np.random.default_rng(11)
     ids = [np.array([random.permutation(EXPERTS)[:2] for _ in range(4096)]) for _ in range(4)]
@@ -431,8 +448,6 @@ def test_few_tokens_go_to_an_expert_each_rank_by_rank():
 
 
 def test_a_model_of_unknown_size_has_no_time(tmp_path: Path):
-    from dataclasses import replace
-
     model = replace(MODEL, expert_width=None)
     directory = record(tmp_path / "run", steady(np.ones(EXPERTS)), model=model)
     answer = examine(Question(routeprof.load(directory), hardware="h100"))
