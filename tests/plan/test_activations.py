@@ -187,6 +187,20 @@ class Views(nn.Module):
         return type("Output", (), {"past_key_values": None})()
 
 
+class Circular(nn.Module):
+    """Makes something that refers to itself, which is not gone when nobody has it any more."""
+
+    def forward(self, input_ids: Tensor, use_cache: bool) -> Any:
+        assert use_cache
+        ring: list[Any] = [torch.ones(30, 20) + 1]
+        ring.append(ring)
+        return type("Output", (), {"past_key_values": None})()
+
+
+def test_what_refers_to_itself_is_counted() -> None:
+    assert peak_bytes(Circular(), tokens(10)) == 2 * 30 * 20 * 4
+
+
 def test_views_of_weights_and_inputs_take_nothing() -> None:
     assert peak_bytes(Views(), tokens(10)) == 3 * 20 * 30 * 4
 
