@@ -57,7 +57,7 @@ def sizes_of(
     known = [number for number in numbers.values() if number is not None]
     if len(known) < len(numbers):
         lacking = ", ".join(option for option, number in numbers.items() if number is None)
-        what = _method(model) if item else model.dtype
+        what = f"a weight in {_method(model):.20}" if item else model.dtype
         raise UsageError(f"{what or 'the type of the model'} has no known size: pass {lacking}")
     if width < 1 or not all(0 < number <= 16 for number in known):
         raise UsageError(

@@ -226,11 +226,11 @@ def test_one_line_for_what_cannot_be(profile: Profile):
         list(layouts(4, 8, 3))
 
 
-def stored(profile: Profile, method: str, **facts: object) -> Profile:
-    """As of a checkpoint whose config.json says how it is quantised."""
-    config = {
-        "text_config": {"model_type": "mixtral", "quantization_config": {"quant_method": method}}
-    }
+def stored(profile: Profile, method: str, *, inside: bool = True, **facts: object) -> Profile:
+    """As of a checkpoint whose config.json says how it is quantised, in its text part or outside."""
+    says = {"quantization_config": {"quant_method": method}}
+    text = {"model_type": "mixtral"}
+    config = {"text_config": text | says} if inside else {"text_config": text} | says
     model = replace(profile.info.model, config=config, **facts)  # type: ignore[arg-type]
     return replace(profile, info=replace(profile.info, model=model))
 
@@ -238,14 +238,18 @@ def stored(profile: Profile, method: str, **facts: object) -> Profile:
 def test_weights_take_what_the_checkpoint_has_and_tokens_what_the_model_computes_in(
     profile: Profile,
 ):
-    assert sizes_of(stored(profile, "fp8", dtype="bfloat16")) == Sizes(HIDDEN, WIDTH, 1, 2, 2)
+    for inside in (True, False):
+        eight = stored(profile, "fp8", inside=inside, dtype="bfloat16")
+        assert sizes_of(eight) == Sizes(HIDDEN, WIDTH, 1, 2, 2)
     assert sizes_of(stored(profile, "fp8"), weight=2) == Sizes(HIDDEN, WIDTH, 2, 4, 4)
     assert expert_bytes(profile) == 4 * expert_bytes(stored(profile, "fp8")) == 12 * HIDDEN * WIDTH
 
 
 def test_weights_of_another_kind_are_not_known(profile: Profile):
     other = stored(profile, "gptq")
-    with pytest.raises(UsageError, match=r"^gptq has no known size: pass --weight-bytes$"):
+    with pytest.raises(
+        UsageError, match=r"^a weight in gptq has no known size: pass --weight-bytes$"
+    ):
         sizes_of(other)
     assert sizes_of(other, weight=0.5) == Sizes(HIDDEN, WIDTH, 0.5, 4, 4)
     with pytest.raises(UsageError, match="pass --expert-bytes"):
