@@ -227,7 +227,7 @@ def test_one_line_for_what_cannot_be(profile: Profile):
 
 
 def stored(profile: Profile, method: str, *, inside: bool = True, **facts: object) -> Profile:
-    """As of a checkpoint whose config.json says how it is quantised, in its text part or outside."""
+    """As of a checkpoint whose configuration says how it is quantised, in its text part or not."""
     says = {"quantization_config": {"quant_method": method}}
     text = {"model_type": "mixtral"}
     config = {"text_config": text | says} if inside else {"text_config": text} | says
