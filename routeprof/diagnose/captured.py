@@ -39,7 +39,7 @@ def _states(profile: Profile) -> Iterator[Finding]:
             "describe the block with record(model, path, layers={'path': LayerSpec(...)})",
             unsupported,
         )
-    if not profile.totals.keys and not profile.in_state("captured"):
+    if not profile.totals.keys:
         if profile.is_whole:
             text = "no forward pass was recorded"
             todo = "run the model while the recording is on; a paused recording counts nothing"

@@ -148,7 +148,7 @@ def _of_layer(run: LayerRun, layout: Layout, sizes: Sizes, gpu: Hardware, scale:
     from routeprof.whatif.cost import expert_seconds
 
     counts, tokens = run.counts * scale, run.tokens * scale
-    flops = gpu.flops_8bit if sizes.weight <= 1 else gpu.flops
+    flops = gpu.flops_of(sizes.weight)
     active = sizes.expert * run.layer.choices
     dense = np.maximum(2 * active * tokens / layout.ep / flops, active * sizes.weight / gpu.memory)
     slots = rank_of_slot(run.experts, layout.ep)

@@ -111,7 +111,7 @@ def _lightning(mixer: LightningAttention, hidden: int, tp: int) -> int:
 def mlp_numbers(mlp: Mlp, hidden: int, tp: int) -> int:
     """Numbers of each token that a dense MLP holds on one of ``tp`` GPUs."""
     inner = -(-mlp.width // tp)
-    return max(hidden + _first(mlp, inner), _product(mlp, inner), inner + hidden)
+    return max(hidden + _first(mlp, inner), _product(mlp, inner))
 
 
 def moe_numbers(moe: Moe, hidden: int, at: Routed) -> int:

@@ -116,6 +116,14 @@ def family_of(config: Mapping[str, Any], source: str = "config.json") -> str:
     return family
 
 
+def stored_as(config: Mapping[str, Any]) -> str:
+    """How the checkpoint is quantised (its ``quant_method``); empty where it does not say."""
+    values = text_part(config)[0]
+    stored = config.get("quantization_config") or values.get("quantization_config")
+    method = stored.get("quant_method") if isinstance(stored, dict) else None
+    return method if isinstance(method, str) else ""
+
+
 def shape_of(config: Mapping[str, Any], source: str = "config.json") -> Shape:
     """The shape of a model of a family in `READERS`.
 
@@ -131,7 +139,7 @@ def shape_of(config: Mapping[str, Any], source: str = "config.json") -> Shape:
     notes = [VISION] if inside else []
     if values.get("num_nextn_predict_layers"):
         notes.append(PREDICTION)
-    stored = config.get("quantization_config") or values.get("quantization_config")
-    if isinstance(stored, dict) and isinstance(stored.get("quant_method"), str):
-        notes.append(STORED.format(stored["quant_method"]))
+    method = stored_as(config)
+    if method:
+        notes.append(STORED.format(method))
     return replace(shape, notes=tuple(notes))

@@ -29,11 +29,17 @@ def plan_json(made: Plan) -> dict[str, Any]:
         "gpus": made.gpus,
         "nodes": made.nodes,
         "setting": _setting(made),
-        "fits": any(row.fits for row in made.splits),
+        "fits": _fits(made),
         "splits": [split_row(row) for row in made.splits],
         **_measured(made),
         "notes": list(model.notes),
     }
+
+
+def _fits(made: Plan) -> bool | None:
+    """Whether a layout fits; None where none is known to and of one it is not known."""
+    answers = {row.fits for row in made.splits}
+    return True if True in answers else None if None in answers else False
 
 
 def split_row(row: Split) -> dict[str, Any]:

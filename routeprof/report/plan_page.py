@@ -144,7 +144,7 @@ def verdict(made: Plan) -> str:
             f"{best.sequences:,} sequences of {made.setting.length:,} tokens"
         )
     if any(row.fits is None for row in made.splits):
-        return "the weights fit; whether the cache does is not known for this family"
+        return "the weights fit; whether a pass and the cache do, too, is not known for this family"
     running = [row for row in made.splits if not row.why] or list(made.splits)
     least = min(running, key=lambda row: row.weights_bytes + row.cache_bytes + row.held_back)
     short = least.weights_bytes + least.cache_bytes + least.held_back - made.setting.memory

@@ -56,8 +56,7 @@ def expert_seconds(
         gpu_of_slot: expert-parallel rank of each slot, ascending, ``[slots]``.
     """
     part = sizes.expert / layout.etp
-    flops = gpu.flops_8bit if sizes.weight <= 1 else gpu.flops
-    compute = loads * (2 * part / flops)
+    compute = loads * (2 * part / gpu.flops_of(sizes.weight))
     reading = np.where(loads > 0, part * sizes.weight / gpu.memory, 0.0)
     ranks = sums_of_ranks(np.maximum(compute, reading), gpu_of_slot, layout.ep)
     return np.asarray(ranks.max(axis=1))

@@ -36,6 +36,10 @@ class Hardware:
         if not all(0 < rate < float("inf") for rate in rates) or not 0 <= self.latency < 1:
             raise UsageError("a rate of the hardware is not positive: pass numbers above 0")
 
+    def flops_of(self, weight: float) -> float:
+        """Operations a second with weights of so many bytes: in 8 bits where they are no wider."""
+        return self.flops_8bit if weight <= 1 else self.flops
+
     def with_rates(self, **rates: float | None) -> Hardware:
         """The same with other rates; None keeps one.
 

@@ -160,6 +160,16 @@ def test_check_does_not_pass_a_capacity_that_lies_between(cli: Cli, tmp_path: Pa
     assert cli("check", run, "--capacity-factor", 2).returncode == 0
 
 
+def test_check_does_not_pass_overflow_that_a_recording_does_not_know(cli: Cli, tmp_path: Path):
+    """The capacity lies between two that were counted, and no option says so."""
+    run = record(tmp_path / "run", steady(one_hot(1.9)), level="windows")
+    (tmp_path / "limits.toml").write_text("[thresholds]\ncapacity_factor = 1.6\n")
+    options = ("--config", "limits.toml")
+    done = cli("check", run, *options, "--max-overflow", 0.01)
+    assert "--max-overflow cannot be judged" in one_line(done)
+    assert cli("check", run, *options).returncode == 0
+
+
 def test_check_judges_ranks_by_the_limit_that_is_given(cli: Cli, tmp_path: Path):
     run = record(tmp_path / "run", steady(np.repeat([1.25, 0.9, 0.95, 0.9], 4)))
     assert cli("check", run, "--gpus", 4, "--max-rank-imbalance", 1.3).returncode == 0

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import routeprof
+from routeprof.dashboards import formats
 from routeprof.dashboards.controls import MOST_GPUS, control
 from routeprof.dashboards.live.library import Library
 from routeprof.dashboards.live.memo import Memo
@@ -122,6 +123,8 @@ def test_figure_table_and_cards_are_the_plan(
     assert len(table) == len(made.splits)
     assert table["fits"].tolist() == ["yes" if row.fits else "no" for row in made.splits]
     assert table["sequences"].tolist() == [row.sequences for row in made.splits]
+    wide = [max(row.layout.tp, row.layout.etp) > gpus // nodes for row in made.splits]
+    assert table["spans_nodes"].tolist() == ["yes" if one else "no" for one in wide]
     assert ("layout_experts" in table) == bool(made.model.moes)
     if made.model.moes:
         names = table["layout_attention"] + ", " + table["layout_experts"]
@@ -168,6 +171,7 @@ def check_cards(content: Content, made: Plan) -> None:
     assert values["plan_fits"] == f"{len(fitting)} of {len(made.splits)}"
     if fitting:
         assert values["most_sequences"] == f"{max(row.sequences or 0 for row in fitting):,}"
+        assert values["weights_best"] == formats.size(made.splits[0].weights_bytes)
     else:
         assert (values["most_sequences"], values["weights_best"]) == ("0", "–")
 

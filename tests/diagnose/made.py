@@ -59,6 +59,8 @@ class Step:
     Attributes:
         counts: of every layer, ``[layers][experts]``; None for a layer whose hook did not run.
         ids: of the tokens, ``[tokens, k]``, the same in all layers; only for level tokens.
+        request: of the first token; the others are of those that follow.
+        position: of every token in its request; unset, the number of the step.
     """
 
     counts: Sequence[Sequence[int] | None]
@@ -67,6 +69,8 @@ class Step:
     invalid: int = 0
     expected: int | None = None
     ids: np.ndarray | None = None
+    request: int = 0
+    position: int | None = None
 
 
 def steady(shares: Sequence[float], steps: int = 32, tokens: int = 256, **facts) -> list[Step]:
@@ -184,5 +188,6 @@ def _ids(number: int, step: Step, layer: Layer, counts, rank: int) -> dict:
 
 def _request(number: int, step: Step, rank: int) -> dict:
     facts = {"step": number, "rank": rank, "pass": "model@cpu"}
-    each = list(range(len(step.ids)))
-    return facts | {"request": each, "position": [number] * len(each)}
+    each = list(range(step.request, step.request + len(step.ids)))
+    position = number if step.position is None else step.position
+    return facts | {"request": each, "position": [position] * len(each)}

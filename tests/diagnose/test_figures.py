@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import comb
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 
 import routeprof
 from routeprof.diagnose import findings
-from routeprof.diagnose.batches import batch_gain
+from routeprof.diagnose.batches import MIXED, batch_gain, mixing_gain
 from routeprof.diagnose.causes import LayerSkew, skew_by_tag
 from routeprof.diagnose.examine import RULES, SKEW, examine
 from routeprof.diagnose.finding import Finding
@@ -254,11 +256,36 @@ def test_very_narrow_input_is_one_finding(tmp_path: Path):
 # -- gains
 
 
+def test_what_mixing_brings_is_the_hypergeometric_mean(tmp_path: Path):
+    """Two tags with a rank of their own, 32 requests each, judged half by half."""
+    steps = [
+        Step(
+            [32 * np.bincount(pair, minlength=EXPERTS)] * 2,
+            tag=tag,
+            ids=np.array([pair] * 32),
+            request=request,
+            position=position,
+        )
+        for tag, pair, request in (("a", (0, 1), 0), ("b", (8, 9), 32))
+        for position in range(3)
+    ]
+    profile = routeprof.load(record(tmp_path / "run", steps, level="tokens"))
+    said = mixing_gain(Question(profile, gpus=2))
+    # Of 16 requests of each tag, so many ways to draw a batch with k of the first.
+    ways = {k: comb(16, k) * comb(16, MIXED - k) for k in range(MIXED + 1)}
+    waits = sum(max(k, MIXED - k) * n for k, n in ways.items()) / sum(ways.values()) / (MIXED / 2)
+    assert said.startswith(f"decode in batches of {MIXED} mixed at random would wait ")
+    assert float(said.split("would wait ")[1].split()[0]) == pytest.approx(2 / waits, abs=0.05)
+    assert "the slowest of 2 ranks (95 % interval" in said
+
+
 @pytest.mark.parametrize("tokens", [8, 64])
 def test_the_batch_that_fills_a_tile(tmp_path: Path, tokens: int):
     """Steps of the batch that is recommended are drawn, and their small GEMMs counted."""
     shares = 1 / np.arange(1, EXPERTS + 1) ** 0.5
-    directory = record(tmp_path / "run", drawn(3, shares, 200, tokens), level="windows")
+    # Prefill, which fills its tiles, says nothing of decode.
+    steps = drawn(3, shares, 200, tokens) + drawn(8, shares, 200, 2000, phase="prefill")
+    directory = record(tmp_path / "run", steps, level="windows")
     text = batch_gain(Question(routeprof.load(directory)))
     times, share = int(text.split()[0]), float(text.split("would leave ")[1].split("%")[0]) / 100
 
@@ -367,6 +394,22 @@ def test_time_against_a_loop_over_experts(tmp_path: Path):
     )
 
 
+def test_experts_in_fp8_are_read_and_computed_as_such(tmp_path: Path):
+    """One byte a weight, and the rate of 8 bits."""
+    gpu, weights = HARDWARE["h100"], 3 * 2048 * 1024
+    steps = drawn(10, one_hot(8.0), 12, 400)
+    loads = [np.array(layer) for step in steps for layer in step.counts]
+    model = replace(MODEL, config={"quantization_config": {"quant_method": "fp8"}})
+    half = found(record(tmp_path / "run", steps), "slower-than-dense").figures
+    byte = found(record(tmp_path / "fp8", steps, model=model), "slower-than-dense").figures
+    for figures, flops, each in ((half, gpu.flops, 2), (byte, gpu.flops_8bit, 1)):
+        reading = weights * each / gpu.memory
+        actual = sum(max(2 * n * weights / flops, reading) for layer in loads for n in layer)
+        dense = len(loads) * max(2 * 400 * 2 * weights / flops, 2 * reading)
+        assert figures["dense_ms"] == pytest.approx(dense / 12 * 1e3)
+        assert figures["ratio"] == pytest.approx(actual / dense)
+
+
 def test_a_larger_batch_is_not_advised_where_what_is_sent_grows_with_it(tmp_path: Path):
     random = np.random.default_rng(11)
     ids = [np.array([random.permutation(EXPERTS)[:2] for _ in range(4096)]) for _ in range(4)]
@@ -405,8 +448,6 @@ def test_few_tokens_go_to_an_expert_each_rank_by_rank():
 
 
 def test_a_model_of_unknown_size_has_no_time(tmp_path: Path):
-    from dataclasses import replace
-
     model = replace(MODEL, expert_width=None)
     directory = record(tmp_path / "run", steady(np.ones(EXPERTS)), model=model)
     answer = examine(Question(routeprof.load(directory), hardware="h100"))

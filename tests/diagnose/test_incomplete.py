@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from routeprof.diagnose.examine import GAINS, RULES, examine
 from routeprof.diagnose.question import Question
 from routeprof.diagnose.ranks import _PROBLEMS, STALE_SECONDS
 from routeprof.diagnose.remarks import _FACTS
+from routeprof.diagnose.stretches import stretches
 from routeprof.topology import RankRole
 from tests.diagnose.made import EXPERTS, MODEL, Step, apportioned, moe, record, steady
 from tests.diagnose.test_rules import CASES, Case, Make, severities, with_problem
@@ -168,6 +170,46 @@ def test_nothing_in_a_selection_is_not_nothing_recorded(tmp_path: Path):
         "nothing-captured",
         "no forward pass is in what is selected",
     )
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_of_several_runs_it_is_said_in_which_a_rank_is_missing(tmp_path: Path, runs: int):
+    fine, lacking = tmp_path / "fine", tmp_path / "lacking"
+    record(fine, steady(EVEN))
+    record(lacking, steady(EVEN), role=RankRole(1, 2, dp=1, ep=1))
+    path = lacking / "recording.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"id": "another"}))
+    profile = routeprof.load([lacking, fine][:runs])
+    (one,) = [one for one in examine(Question(profile)).findings if one.code == "ranks-missing"]
+    where = f" in {lacking}" if runs > 1 else ""
+    assert one.evidence.startswith(f"rank 0 of 2 wrote nothing{where}: ")
+
+
+def test_more_than_the_engine_made_is_no_coverage_either(tmp_path: Path):
+    counts = apportioned(EVEN, 512)
+    directory = record(tmp_path / "run", [Step([counts, counts], expected=255)] * 8)
+    found = {one.code: one for one in examine(Question(routeprof.load(directory))).findings}
+    assert found["coverage"].severity == "error"
+    assert f"are {256 / 255:.4f} of those" in found["coverage"].evidence
+
+
+def test_small_gemms_are_the_mean_over_layers(tmp_path: Path):
+    """One layer has none, of the other 12 of 16: that is less than half."""
+    small = [15] * 12 + [83] * 4
+    directory = record(tmp_path / "run", [Step([apportioned(EVEN, 512), small])] * 8)
+    found = {one.code for one in examine(Question(routeprof.load(directory))).findings}
+    assert "small-gemms" not in found
+
+
+def test_a_copy_of_a_part_is_not_counted_twice(tmp_path: Path):
+    directory = record(tmp_path / "run", steady(EVEN, 8), level="windows")
+    before = stretches(routeprof.load(directory))
+    part = directory / "rank-00000" / "part-000000.parquet"
+    shutil.copy(part, part.with_name("part-000001.parquet"))
+    after = stretches(routeprof.load(directory))
+    assert before.keys() == after.keys()
+    for key, loads in before.items():
+        np.testing.assert_array_equal(after[key], loads)
 
 
 def written_codes() -> Iterator[str]:

@@ -67,6 +67,12 @@ def test_the_hottest_layer_is_told_of(tmp_path: Path):
     assert "hot-cold" not in codes(answer, but=())  # they are hot already, and layer 2 is even
 
 
+@pytest.mark.parametrize(("times", "asked"), [(1.0, False), (4.0, True)])
+def test_a_cause_is_missed_only_where_there_is_skew(tmp_path: Path, times: float, asked: bool):
+    answer = answered(record(tmp_path / "run", steady(one_hot(times))))
+    assert ("narrow-input, model-skew" in answer.unjudged) == asked
+
+
 def test_the_layer_with_most_dead_experts_is_told_of(tmp_path: Path):
     shares = [EVEN.copy() for _ in FOUR]
     for place, dead in ((1, 2), (2, 5), (3, 1)):

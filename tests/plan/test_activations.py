@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
@@ -172,6 +172,37 @@ def test_a_pass_that_wastes_nothing_holds_so_much(inner: int) -> None:
         mlp_numbers(Mlp(inner), 64, 1),
     )
     assert peak_bytes(model, tokens(40)) == 4 * 40 * (64 + parts)
+
+
+class Views(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(30, 20))
+
+    def forward(self, input_ids: Tensor, use_cache: bool) -> Any:
+        assert use_cache
+        input_ids.view(-1).add_(1)
+        made = self.weight.t().expand(3, 20, 30) * 2
+        made[0].mul_(3)
+        return type("Output", (), {"past_key_values": None})()
+
+
+class Circular(nn.Module):
+    """Makes something that refers to itself, which is not gone when nobody has it any more."""
+
+    def forward(self, input_ids: Tensor, use_cache: bool) -> Any:
+        assert use_cache
+        ring: list[Any] = [torch.ones(30, 20) + 1]
+        ring.append(ring)
+        return type("Output", (), {"past_key_values": None})()
+
+
+def test_what_refers_to_itself_is_counted() -> None:
+    assert peak_bytes(Circular(), tokens(10)) == 2 * 30 * 20 * 4
+
+
+def test_views_of_weights_and_inputs_take_nothing() -> None:
+    assert peak_bytes(Views(), tokens(10)) == 3 * 20 * 30 * 4
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
@@ -406,6 +437,18 @@ def of_experts(moe: Moe, hidden: int, at: Routed) -> tuple[Sizes, list[list[Oper
     ]
 
 
+def test_zamba2_keeps_the_embeddings() -> None:
+    """The shared attention reads them beside the residual in every block."""
+    model = load_model("zamba2-7b")
+    assert model.shape is not None
+    block = next(layer.block for layer in model.shape.layers if layer.block)
+    parts = [of_mlp(block.mlp, model.hidden, 1)]
+    for layer in model.shape.layers:
+        parts += [OF[type(mixer)](mixer, model.hidden, 1) for mixer in layer.mixers]
+    widest = max(simulated(*part) for part in parts)
+    assert least(model, 100, 2.0) == 2 * 100 * (2 * model.hidden + widest)
+
+
 small = st.integers(1, 40)
 mixers = st.one_of(
     st.builds(
@@ -436,6 +479,10 @@ mlps = st.builds(Mlp, width=small, gated=st.booleans())
 
 
 @given(mixer=mixers, hidden=st.integers(1, 300), tp=st.sampled_from([1, 2, 3]))
+# What is compressed is the most: that of queries, and that of keys and values.
+@example(mixer=LatentAttention(1, q_rank=40, kv_rank=40, nope=1, rope=1, value=1), hidden=1, tp=1)
+@example(mixer=LatentAttention(1, q_rank=1, kv_rank=40, nope=1, rope=1, value=1), hidden=1, tp=1)
+@example(mixer=Attention(1, 1, 1, inputs=1), hidden=9, tp=1)  # only the last matrix is wide
 @settings(deadline=None, max_examples=300)
 def test_mixers_hold_what_their_operations_do(mixer: Mixer, hidden: int, tp: int) -> None:
     assert mixer_numbers(mixer, hidden, tp) == simulated(*OF[type(mixer)](mixer, hidden, tp))
@@ -461,12 +508,16 @@ def test_mlps_hold_what_their_operations_do(mlp: Mlp, hidden: int, tp: int) -> N
     at=st.builds(
         Routed,
         tokens=small,
-        rows=st.integers(0, 200),
+        rows=st.one_of(st.integers(0, 20), st.integers(0, 200)),
         tp=st.sampled_from([1, 2]),
         etp=st.sampled_from([1, 2, 3]),
         sent=st.booleans(),
     ),
 )
+# A latent that is kept is the most; a shared expert is better first; it is the most alone.
+@example(moe=Moe(2, 2, 12, shared=Mlp(1), latent=10), hidden=1, at=Routed(10, 5, 1, 1, sent=False))
+@example(moe=Moe(2, 2, 1, shared=Mlp(8)), hidden=10, at=Routed(1, 1, 1, 1, sent=False))
+@example(moe=Moe(2, 2, 1, shared=Mlp(8)), hidden=10, at=Routed(10, 1, 1, 1, sent=True))
 @settings(deadline=None, max_examples=300)
 def test_experts_hold_what_their_operations_do(moe: Moe, hidden: int, at: Routed) -> None:
     sizes, orders = of_experts(moe, hidden, at)

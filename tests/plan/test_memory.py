@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from routeprof.errors import UsageError
 from routeprof.plan.buffers import Pass, buffers, rows_on_fullest
 from routeprof.plan.cache import cache_bytes
-from routeprof.plan.config import shape_of
-from routeprof.plan.known import known_config, known_names
+from routeprof.plan.known import known_names
 from routeprof.plan.memory import Setting, Split, obstacle, plan, split, weights_on_gpu
 from routeprof.plan.model import Model, load_model, model_of
 from routeprof.plan.precision import FORMATS, Precision, precision
@@ -226,17 +225,6 @@ def test_activations_of_experts_on_eight_ranks() -> None:
     uneven = Pass(tokens=256, batch=1, fullest=(2.0,) * 58)
     needs = buffers(load_model("deepseek-v3"), Layout(1, 8, 8, 1), uneven)
     assert needs.activations == 2 * (256 * 2 * 7168 + 2 * 2048 * (2048 + 7168))
-
-
-def test_zamba2_keeps_the_embeddings() -> None:
-    """The shared attention reads them beside the residual in every block."""
-    config = known_config("zamba2-7b")
-    shape = shape_of(config)
-    block = next(layer.block for layer in shape.layers if layer.block)
-    assert block.attention.inputs == 2 * shape.hidden
-    widest = 2 * block.mlp.width + shape.hidden
-    needs = buffers(model_of(config), Layout(1, 1, 1, 1), Pass(tokens=100, batch=1))
-    assert needs.activations >= 2 * 100 * (2 * shape.hidden + widest)
 
 
 def test_rows_to_and_from_experts() -> None:

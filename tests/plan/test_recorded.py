@@ -7,6 +7,7 @@ import pytest
 
 import routeprof
 from routeprof.errors import UsageError
+from routeprof.plan import recorded
 from routeprof.plan.known import known_facts, known_names
 from routeprof.plan.model import load_model
 from routeprof.plan.recorded import own_model, places, recorded_model
@@ -53,6 +54,16 @@ def test_a_known_model_is_found_by_its_shape(profile: Profile, name: str) -> Non
     assert facts is not None
     for called in (name, facts["name"], f"/models/{facts['name']}/"):
         assert recorded_model(as_of(profile, name, name=called)) == name
+
+
+@pytest.mark.parametrize("name", ["jamba-1.5-mini", "jamba-v0.1", "deepseek-v3", "deepseek-v3.1"])
+def test_of_one_shape_the_full_name_decides_whatever_the_order(
+    profile: Profile, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorded, "known_names", lambda: [*reversed(known_names())])
+    facts = known_facts(name)
+    assert facts is not None
+    assert recorded_model(as_of(profile, name, name=facts["name"])) == name
 
 
 @pytest.mark.parametrize("name", ROUTED)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import isnan
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from routeprof.whatif.hardware import Hardware
 from routeprof.whatif.layout import Layout, layouts
 from routeprof.whatif.layout_sums import Setting
 from routeprof.whatif.layouts import predict
-from routeprof.whatif.sizes import sizes_of
+from routeprof.whatif.sizes import expert_bytes, sizes_of
 from tests.commands.conftest import MIXTRAL
 from tests.dashboards.tokens import record_tokens
 
@@ -224,6 +224,38 @@ def test_one_line_for_what_cannot_be(profile: Profile):
         setting(profile, placing="best")
     with pytest.raises(UsageError, match="pass a number of nodes that divides"):
         list(layouts(4, 8, 3))
+
+
+def stored(profile: Profile, method: str, *, inside: bool = True, **facts: object) -> Profile:
+    """As of a checkpoint whose configuration says how it is quantised, in its text part or not."""
+    says = {"quantization_config": {"quant_method": method}}
+    text = {"model_type": "mixtral"}
+    config = {"text_config": text | says} if inside else {"text_config": text} | says
+    model = replace(profile.info.model, config=config, **facts)  # type: ignore[arg-type]
+    return replace(profile, info=replace(profile.info, model=model))
+
+
+def test_weights_take_what_the_checkpoint_has_and_tokens_what_the_model_computes_in(
+    profile: Profile,
+):
+    for inside in (True, False):
+        eight = stored(profile, "fp8", inside=inside, dtype="bfloat16")
+        assert sizes_of(eight) == Sizes(HIDDEN, WIDTH, 1, 2, 2)
+    assert sizes_of(stored(profile, "fp8"), weight=2) == Sizes(HIDDEN, WIDTH, 2, 4, 4)
+    assert expert_bytes(profile) == 4 * expert_bytes(stored(profile, "fp8")) == 12 * HIDDEN * WIDTH
+
+
+def test_weights_of_another_kind_are_not_known(profile: Profile):
+    other = stored(profile, "gptq")
+    with pytest.raises(
+        UsageError, match=r"^a weight in gptq has no known size: pass --weight-bytes$"
+    ):
+        sizes_of(other)
+    assert sizes_of(other, weight=0.5) == Sizes(HIDDEN, WIDTH, 0.5, 4, 4)
+    with pytest.raises(UsageError, match="pass --expert-bytes"):
+        expert_bytes(other)
+    with pytest.raises(UsageError, match=r"^int4 has no known size: pass --dispatch-bytes, --com"):
+        sizes_of(stored(profile, "fp8", dtype="int4"))
 
 
 def test_sizes_of_a_recording(profile: Profile):
