@@ -13,9 +13,9 @@ from math import ceil
 
 import numpy as np
 
+from routeprof.compare.stretches import stretches
 from routeprof.diagnose.finding import Finding, layer_count
 from routeprof.diagnose.question import Question
-from routeprof.compare.stretches import stretches
 from routeprof.metrics._arrays import FloatArray
 from routeprof.metrics.drift import bootstrap_noise, jensen_shannon
 from routeprof.recording.fold import Key

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from routeprof.diagnose.finding import Finding
 from routeprof.compare.stretches import Stretches, stretches
+from routeprof.diagnose.finding import Finding
 from routeprof.diagnose.thresholds import DEFAULTS, Thresholds
 from routeprof.metrics._arrays import FloatArray
 from routeprof.rank_loads import usual_ranks

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import routeprof
+from routeprof.compare.stretches import MOST_STRETCHES, stretches
 from routeprof.diagnose import findings
 from routeprof.diagnose.batches import MIXED, batch_gain, mixing_gain
 from routeprof.diagnose.causes import LayerSkew, skew_by_tag
@@ -20,7 +21,6 @@ from routeprof.diagnose.placed import placement_gain
 from routeprof.diagnose.question import Question
 from routeprof.diagnose.speed import _even, _remedy
 from routeprof.diagnose.steps import _chance
-from routeprof.compare.stretches import MOST_STRETCHES, stretches
 from routeprof.diagnose.thresholds import DEFAULTS
 from routeprof.metrics.ranks import rank_of_slot
 from routeprof.topology import RankRole

@@ -15,11 +15,11 @@ import pytest
 
 import routeprof
 import routeprof.diagnose
+from routeprof.compare.stretches import stretches
 from routeprof.diagnose.examine import GAINS, RULES, examine
 from routeprof.diagnose.question import Question
 from routeprof.diagnose.ranks import _PROBLEMS, STALE_SECONDS
 from routeprof.diagnose.remarks import _FACTS
-from routeprof.diagnose.stretches import stretches
 from routeprof.topology import RankRole
 from tests.diagnose.made import EXPERTS, MODEL, Step, apportioned, moe, record, steady
 from tests.diagnose.test_rules import CASES, Case, Make, severities, with_problem
