@@ -82,6 +82,17 @@ def test_sides_that_are_not_equally_noisy():
     assert alarms(pairs()) <= MOST_ALARMS
 
 
+def test_the_level_is_of_all_groups_together():
+    """Six phases and tags: any change in any of them is one false alarm."""
+    found = 0
+    for seed in range(TRIALS):
+        judged = judge({group: two((seed, group), 12, 12) for group in range(6)}, 0.05, seed)
+        found += any(
+            (one.p <= 0.05).any() or (one.divergence_p <= 0.05).any() for one in judged.values()
+        )
+    assert found <= MOST_ALARMS
+
+
 def test_the_level_is_that_which_was_asked_for():
     """Not far below it, either: at 50 % a third of all comparisons or more are called changed."""
 
@@ -106,7 +117,7 @@ def test_a_planted_shift_of_five_per_cent_is_found():
 # -- figures
 
 
-def two(seed: int, a: int = 4, b: int = 4, layers: int = 2, experts: int = 5):
+def two(seed, a: int = 4, b: int = 4, layers: int = 2, experts: int = 5):
     loads = np.random.default_rng(seed).poisson(20, size=(a + b, layers, experts)).astype(float)
     return loads[:a], loads[a:]
 
