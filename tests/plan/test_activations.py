@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import isnan
 from typing import Any
 
@@ -293,10 +294,18 @@ def test_dense_replicas_do_not_share_experts() -> None:
 
 
 def test_many_logits_are_more_than_a_layer() -> None:
-    model = model_on_meta(wide_values("llama"), "config.json")
-    needs = buffers(model, ALONE, Pass(tokens=1000, batch=1000))
-    layer = allocated_bytes(model.config, 1000, 2.0)
-    assert needs.activations == max(layer, 1000 * (64 * 4 + 128 * 2))
+    model = model_on_meta(wide_values("llama") | {"vocab_size": 5000}, "config.json")
+    needs = buffers(model, ALONE, Pass(tokens=100, batch=100))
+    layer, logits = allocated_bytes(model.config, 100, 2.0), 100 * (5000 * 4 + 128 * 2)
+    assert layer < logits == needs.activations
+
+
+@pytest.mark.parametrize("config", ["", "{}"])
+def test_what_cannot_be_followed_is_not_known(config: str) -> None:
+    model = replace(model_on_meta(wide_values("llama"), "config.json"), config=config)
+    needs = buffers(model, ALONE, Pass(tokens=10, batch=10))
+    assert isnan(needs.activations)
+    assert isnan(needs.ceiling)
 
 
 def test_unknown_activations_count_only_where_they_could_be_more_than_the_reserve() -> None:
@@ -307,6 +316,7 @@ def test_unknown_activations_count_only_where_they_could_be_more_than_the_reserv
         rows = plan(model, Setting(memory=GIB, reserve=reserve, **told), gpus=2).splits
         cut = next(row for row in rows if row.layout == Layout(2, 1, 2, 1))
         assert isnan(cut.activations)
+        assert cut.held_back == reserve * GIB
         assert cut.sure == known
         assert cut.fits == (True if known else None)
         assert (cut.sequences is not None) == known
@@ -314,7 +324,7 @@ def test_unknown_activations_count_only_where_they_could_be_more_than_the_reserv
         assert alone.sure
         assert alone.fits
     tight = plan(model, Setting(memory=1000, reserve=0.0, **told), gpus=2).splits
-    assert {row.fits for row in tight} == {False}
+    assert {(row.fits, row.sequences) for row in tight} == {(False, 0)}
 
 
 # -- operations followed one by one
@@ -435,6 +445,37 @@ def of_experts(moe: Moe, hidden: int, at: Routed) -> tuple[Sizes, list[list[Oper
         [*start, *shared, *routed, *back],
         [*start, *routed, *back[:-1], *shared, back[-1]],
     ]
+
+
+@pytest.mark.parametrize(
+    ("layout", "rows", "sent"),
+    [
+        (ALONE, 8, False),
+        (Layout(4, 1, 4, 1), 2, False),
+        (Layout(4, 1, 1, 4), 8, False),
+        (Layout(2, 2, 4, 1), 4, True),
+        (Layout(1, 4, 2, 2), 16, True),
+    ],
+    ids=str,
+)
+def test_a_pass_holds_the_widest_part(layout: Layout, rows: int, sent: bool) -> None:
+    """Each part alone; so many rows for each token of a replica, in items of 4 bytes."""
+    model = load_model("deepseek-v3")
+    assert model.shape is not None
+    at = Routed(100, 100 * rows, layout.tp, layout.etp, sent)
+    for layer in (model.shape.layers[0], model.shape.layers[-1]):
+        assert isinstance(layer.mixer, LatentAttention)
+        widest = 100 * simulated(*of_latent(layer.mixer, model.hidden, layout.tp))
+        attends = replace(model, shape=replace(model.shape, layers=(replace(layer, mlp=None),)))
+        assert least(attends, 100, 4.0, layout) == 4 * (100 * model.hidden + widest)
+        if isinstance(layer.mlp, Moe):
+            sizes, orders = of_experts(layer.mlp, model.hidden, at)
+            widest = min(simulated(sizes, one) for one in orders)
+        else:
+            assert layer.mlp
+            widest = 100 * simulated(*of_mlp(layer.mlp, model.hidden, layout.tp))
+        alone = replace(model, shape=replace(model.shape, layers=(replace(layer, mixer=None),)))
+        assert least(alone, 100, 4.0, layout) == 4 * (100 * model.hidden + widest)
 
 
 def test_zamba2_keeps_the_embeddings() -> None:
