@@ -281,6 +281,8 @@ def test_what_transformers_allocates_is_known_where_nothing_is_cut() -> None:
         needs = buffers(model, layout, step)
         assert isnan(needs.activations)
         assert needs.ceiling == pytest.approx(ceiling, nan_ok=True)
+    recorded = Pass(tokens=64, batch=1, fullest=(1.0,) * 4)
+    assert buffers(model, ALONE, recorded).activations == whole
     uneven = Pass(tokens=64, batch=1, fullest=(1.5,) * 4)
     needs = buffers(model, Layout(1, 4, 4, 1), uneven)
     assert isnan(needs.activations)
