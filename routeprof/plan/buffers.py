@@ -68,8 +68,8 @@ def buffers(model: Model, layout: Layout, step: Pass) -> Buffers:
         least = _least(model, model.shape, layout, step)
         return Buffers(least, least, dispatch, combine)
     ceiling = _allocated(model, layout, step)
-    cut = layout.tp > 1 or (model.moes and layout.etp > 1) or step.fullest
-    return Buffers(NAN if cut else ceiling, ceiling, dispatch, combine)
+    # Where experts are cut and attention is not, other replicas' rows have made it unknown.
+    return Buffers(NAN if layout.tp > 1 else ceiling, ceiling, dispatch, combine)
 
 
 def rows_on_fullest(moe: Moe, layout: Layout, step: Pass, fullest: float = 1.0) -> int:
