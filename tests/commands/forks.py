@@ -34,7 +34,7 @@ class Forks:
     """An interpreter that forks; those of one pytest process share it."""
 
     def __init__(self) -> None:
-        self.environment = environment()
+        self.environment = FIRST
         self._streams = tempfile.TemporaryDirectory()
         self._process = subprocess.Popen(
             [sys.executable, __file__],
@@ -81,6 +81,10 @@ def forks() -> Forks:
 def environment() -> dict[str, str]:
     """Environment variables, but for the one that pytest changes with each test."""
     return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+
+
+FIRST = environment()
+"""Those before any test changed them."""
 
 
 # -- in the interpreter that forks

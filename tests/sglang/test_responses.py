@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import routeprof
 from routeprof.formats import Told, convert
@@ -15,6 +17,9 @@ from tests.formats.served import DATA
 from tests.sglang.conftest import ENVIRONMENT, LIMIT, ROOT, Engines, scene
 
 
+@pytest.mark.skipif(
+    find_spec("sglang") is None, reason="SGLang is not installed here: make test-sglang"
+)
 def test_the_encoder_is_the_one_of_our_files(tmp_path: Path):
     command = [sys.executable, "-m", "tests.formats.served", "sglang", str(tmp_path / "a.jsonl")]
     subprocess.run(command, cwd=ROOT, env=os.environ | ENVIRONMENT, check=True, timeout=LIMIT)
