@@ -286,7 +286,10 @@ def test_a_port_in_use_is_said_before_the_program_starts(cli: Cli, tmp_path: Pat
 
 
 def test_ranks_of_a_launch_have_one_server(cli: Cli, tmp_path: Path):
-    (tmp_path / "ranks.py").write_text("import os; print(os.environ['LOCAL_RANK'])")
+    # One write each: two ranks share the pipe.
+    (tmp_path / "ranks.py").write_text(
+        "import os; os.write(1, os.environ['LOCAL_RANK'].encode() + b'\\n')"
+    )
     program = Path(sysconfig.get_path("scripts")) / "torchrun"
     command = [program, "--standalone", "--nproc-per-node", "2", "ranks.py"]
     done = cli("run", "-o", "out", "--metrics-port", "0", "--", *command)
