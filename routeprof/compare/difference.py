@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from routeprof.profile import Profile
 
 BoolArray: TypeAlias = NDArray[np.bool_]
+
+LEVEL = 0.05
+"""Chance that anything is called significant where nothing changed, unless told."""
 
 STILL_ALIKE = 0.2
 """Correlation left between neighbouring stretches above which the reader is told."""
@@ -93,7 +96,7 @@ class Difference:
         return bool(self.layers["significant"].eq(True).any())
 
 
-def compare(one: Profile, other: Profile, *, alpha: float = 0.05, seed: int = 0) -> Difference:
+def compare(one: Profile, other: Profile, *, alpha: float = LEVEL, seed: int = 0) -> Difference:
     """Hold B, the other one, against A.
 
     Raises:
@@ -101,22 +104,44 @@ def compare(one: Profile, other: Profile, *, alpha: float = 0.05, seed: int = 0)
         UsageError: no phase and tag in common, or a level that cannot be.
     """
     require_level(alpha)
-    why = incomparable(one, other)
-    if why:
-        raise MismatchError(f"A and B cannot be compared. {why} Compare recordings of one model")
-    keys = shared(one, other)
-    if not keys:
-        raise UsageError(
-            "A and B have no phase and tag in common with assignments in both: "
-            "choose others with --phase, --tag and --between, or record both alike"
-        )
+    groups = _in_both(one, other)
     cuts = stretches(one, MOST), stretches(other, MOST)
-    groups = [_counted(one, other, key) for key in keys]
-    groups = [group for group in groups if group.layers]
     pairs = {group.key: pair for group in groups if (pair := _pair(cuts, group)) is not None}
     fit = {key: pair for key, pair in pairs.items() if enough(len(pair[0]), len(pair[1]), alpha)}
     found = judge(fit, alpha, seed)
     groups = [_with(group, found.get(group.key), pairs.get(group.key)) for group in groups]
+    return _told(one, other, groups, alpha)
+
+
+def unjudged(one: Profile, other: Profile, why: str) -> Difference:
+    """The same without noise, which may take long to find: quick, and nothing is significant.
+
+    Args:
+        why: why noise is not known, in a sentence.
+
+    Raises:
+        MismatchError, UsageError: as of ``compare``.
+    """
+    groups = [replace(group, reason=why) for group in _in_both(one, other)]
+    return _told(one, other, groups, LEVEL)
+
+
+def _in_both(one: Profile, other: Profile) -> list[Group]:
+    """Phases and tags with assignments of a layer in both, not judged yet."""
+    why = incomparable(one, other)
+    if why:
+        raise MismatchError(f"A and B cannot be compared. {why} Compare recordings of one model")
+    groups = [_counted(one, other, key) for key in shared(one, other)]
+    groups = [group for group in groups if group.layers]
+    if not groups:
+        raise UsageError(
+            "A and B have no phase and tag in common with assignments of a layer in both: "
+            "choose others with --phase, --tag and --between, or record both alike"
+        )
+    return groups
+
+
+def _told(one: Profile, other: Profile, groups: Sequence[Group], alpha: float) -> Difference:
     layers = pd.concat([_layer_rows(group, alpha) for group in groups], ignore_index=True)
     experts = pd.concat([_expert_rows(group, alpha) for group in groups], ignore_index=True)
     return Difference(
@@ -220,35 +245,28 @@ def _layer_rows(group: Group, alpha: float) -> pd.DataFrame:
 
 
 def _expert_rows(group: Group, alpha: float) -> pd.DataFrame:
-    return pd.concat(list(_by_layer(group, alpha)), ignore_index=True)
-
-
-def _by_layer(group: Group, alpha: float) -> Iterator[pd.DataFrame]:
     judged, changed = group.judged, _changed(group.judged, alpha)
-    for place, layer in enumerate(group.layers):
-        a, b = (counts[place, : layer.experts] for counts in group.counts)
-        one, other = shares(a), shares(b)
-        unknown = np.full(layer.experts, np.nan)
-        own = slice(0, layer.experts)
-        yield pd.DataFrame(
-            {
-                "phase": group.key[0],
-                "tag": tag_name(group.key[1]),
-                "layer": layer.index,
-                "expert": np.arange(layer.experts),
-                "assignments_a": a.astype(np.int64),
-                "assignments_b": b.astype(np.int64),
-                "share_a": one,
-                "share_b": other,
-                "share_change": other - one,
-                "relative_change": ratio(other, one) - 1,
-                "noise_bound": judged.bound[place, own] if judged else unknown,
-                "p": judged.p[place, own] if judged else unknown,
-                "significant": _flags(
-                    None if changed is None else changed[place, own], layer.experts
-                ),
-            }
-        )[EXPERT_COLUMNS]
+    a, b = group.counts
+    own = np.arange(a.shape[1]) < np.array([[layer.experts] for layer in group.layers])
+    layer, expert = np.nonzero(own)
+    one, other = shares(a)[own], shares(b)[own]
+    unknown = np.full(len(layer), np.nan)
+    rows: dict[str, Any] = {
+        "phase": group.key[0],
+        "tag": tag_name(group.key[1]),
+        "layer": np.array([layer.index for layer in group.layers])[layer],
+        "expert": expert,
+        "assignments_a": a[own].astype(np.int64),
+        "assignments_b": b[own].astype(np.int64),
+        "share_a": one,
+        "share_b": other,
+        "share_change": other - one,
+        "relative_change": ratio(other, one) - 1,
+        "noise_bound": judged.bound[own] if judged else unknown,
+        "p": judged.p[own] if judged else unknown,
+        "significant": _flags(None if changed is None else changed[own], len(layer)),
+    }
+    return pd.DataFrame(rows)[EXPERT_COLUMNS]
 
 
 def _changed(judged: Judged | None, alpha: float) -> BoolArray | None:

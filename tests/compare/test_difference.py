@@ -14,7 +14,7 @@ from rich.console import Console
 
 import routeprof
 from routeprof.compare.comparable import incomparable
-from routeprof.compare.difference import Difference, compare
+from routeprof.compare.difference import Difference, compare, unjudged
 from routeprof.errors import MismatchError, UsageError
 from routeprof.metrics.drift import jensen_shannon
 from routeprof.profile import Profile
@@ -155,6 +155,37 @@ def test_phases_that_only_one_has(runs: tuple[Path, Path, Path], tmp_path: Path)
     assert "only in A, not compared: prefill" in found.caveats
     with pytest.raises(UsageError, match="no phase and tag in common"):
         compare(routeprof.load(runs[0]).select(phase="prefill"), routeprof.load(other))
+
+
+def test_no_layer_in_both(runs: tuple[Path, Path, Path]):
+    """Assignments of one phase in both, but of other layers."""
+
+    def only(path: Path, position: int) -> Profile:
+        profile = routeprof.load(path)
+        counts = profile.totals.lists["counts"].copy()
+        counts[:, np.arange(counts.shape[1]) != position] = 0
+        lists = {**profile.totals.lists, "counts": counts}
+        return replace(profile, totals=replace(profile.totals, lists=lists))
+
+    with pytest.raises(UsageError, match="assignments of a layer in both"):
+        compare(only(runs[0], 0), only(runs[1], 1))
+
+
+def test_without_noise_all_else_is_the_same(runs: tuple[Path, Path, Path]):
+    profiles = routeprof.load(runs[0]), routeprof.load(runs[2])
+    bare, found = unjudged(*profiles, "not asked for"), compare(*profiles)
+    assert not bare.judged
+    assert {group.reason for group in bare.groups} == {"not asked for"}
+    for name, keys in (("layers", ["phase", "layer"]), ("experts", ["phase", "layer", "expert"])):
+        one, other = (getattr(item, name).sort_values(keys) for item in (bare, found))
+        known = [column for column in one if other[column].notna().all() and column not in JUDGED]
+        pd.testing.assert_frame_equal(
+            one[known].reset_index(drop=True), other[known].reset_index(drop=True)
+        )
+        assert one[[column for column in JUDGED if column in one]].isna().all(axis=None)
+
+
+JUDGED = ("noise_bound", "p", "significant", "experts_changed")
 
 
 @pytest.mark.parametrize(
