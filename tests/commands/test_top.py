@@ -20,6 +20,7 @@ from routeprof.report.top import Moment, frame
 from routeprof.sample_data import RECORDINGS_DIR
 from tests.commands.conftest import Cli
 from tests.commands.test_bad_input import one_line
+from tests.commands.watching import INTERRUPTIBLE
 from tests.dashboards.made import Writer
 
 COLLAPSED = RECORDINGS_DIR / "collapsed"
@@ -80,7 +81,8 @@ def test_in_a_terminal_it_follows_until_it_is_interrupted(tmp_path: Path, colour
     if not colours:
         environment["NO_COLOR"] = "1"
     near, far = pty.openpty()
-    command = [sys.executable, "-m", "routeprof", "top", str(writer.path), "--interval", "0.2"]
+    called = [sys.executable, "-m", "routeprof", "top", str(writer.path), "--interval", "0.2"]
+    command = [*INTERRUPTIBLE, *called]
     with subprocess.Popen(command, stdin=far, stdout=far, stderr=far, env=environment) as process:
         os.close(far)
         first = read_until(near, r"phases\W+(?:\x1b\[[\d;]*m)*decode")

@@ -13,6 +13,7 @@ import pytest
 from routeprof.sample_data import RECORDINGS_DIR
 from tests.commands.conftest import Cli
 from tests.commands.test_bad_input import one_line
+from tests.commands.watching import INTERRUPTIBLE
 from tests.dashboards.made import Writer
 from tests.report.test_alerts import serving
 
@@ -49,7 +50,7 @@ def test_it_follows_until_it_is_interrupted(tmp_path: Path):
     writer.write("decode", None, 64)
     command = [sys.executable, "-m", "routeprof", "watch", str(writer.path), "--interval", "0.2"]
     with subprocess.Popen(
-        [*command, "--alert-level", "error"],
+        [*INTERRUPTIBLE, *command, "--alert-level", "error"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

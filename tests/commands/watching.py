@@ -12,6 +12,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+INTERRUPTIBLE = ("env", "--default-signal=INT")
+"""Before a command: shells start what runs in the background deaf to interrupts."""
+
 PATIENCE = 120.0
 Counts = list[list[int]]
 """Assignments [layers, experts] of one pass."""
