@@ -28,6 +28,7 @@ from routeprof.formats import (
     tables,
     trtllm,
 )
+from routeprof.formats.opening import reason_of
 from routeprof.formats.refused import why_refused
 from routeprof.formats.source import Source, Told
 from routeprof.recording.schema import INFO_FILE
@@ -143,7 +144,7 @@ def read(paths: Sequence[Path], name: str, told: Told | None = None) -> Source:
         one = FORMATS[name]
         return _with(one.read(paths, told) if one.asks else one.read(paths), told)
     except (OSError, UnicodeDecodeError, MemoryError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+        reason = reason_of(error)
         raise UsageError(f"{paths[0]} cannot be read ({reason}): pass another copy") from None
 
 

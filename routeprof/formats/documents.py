@@ -35,7 +35,8 @@ def documents(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         return
     whole = parsed(path.read_bytes(), str(path))
     for number, one in enumerate(whole if isinstance(whole, list) else [whole], 1):
-        yield _object(f"{path}, object {number}", one)
+        where = f"{path}, object {number}"
+        yield where, an_object(where, one)
 
 
 def parsed(text: bytes, where: str) -> Any:
@@ -55,7 +56,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         for number, line in enumerate(file, 1):
             if line.strip():
                 where = f"{path}, line {number}"
-                yield _object(where, parsed(line, where))
+                yield where, an_object(where, parsed(line, where))
 
 
 def _is_object(line: bytes) -> bool:
@@ -65,7 +66,12 @@ def _is_object(line: bytes) -> bool:
         return False
 
 
-def _object(where: str, found: Any) -> tuple[str, dict[str, Any]]:
+def an_object(where: str, found: Any) -> dict[str, Any]:
+    """What was parsed.
+
+    Raises:
+        UsageError: it is no object.
+    """
     if not isinstance(found, dict):
         raise UsageError(f"{where} is no JSON object: pass another file")
-    return where, found
+    return found

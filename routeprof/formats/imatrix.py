@@ -20,7 +20,7 @@ import numpy as np
 
 from routeprof.errors import MissingExtraError, UsageError
 from routeprof.formats.expert_ids import layers_of
-from routeprof.formats.opening import one_of, whole_counts
+from routeprof.formats.opening import one_of, reason_of, whole_counts
 from routeprof.formats.source import Source, Step
 from routeprof.metrics._arrays import IntArray
 from routeprof.topology import Layer, ModelInfo
@@ -182,5 +182,5 @@ def _tensors(path: Path) -> list[tuple[str, Any]]:
                 raise UsageError(f"{path} is a GGUF file, but no imatrix: pass one")
             return [(tensor.name, tensor.data) for tensor in reader.tensors]
     except (ValueError, KeyError, IndexError, TypeError, OverflowError, RecursionError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+        reason = reason_of(error)
         raise UsageError(f"{path} cannot be read ({reason}): pass another copy") from None

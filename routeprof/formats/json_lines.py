@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from routeprof.errors import UsageError
-from routeprof.formats.documents import parsed
+from routeprof.formats.documents import an_object, parsed
 
 MOST_BYTES = 8 << 20
 """Of a line: that of 80,000 tokens with 22 experts each."""
@@ -28,7 +28,4 @@ def objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 raise UsageError(f"{where} is longer than {MOST_BYTES >> 20} MiB: pass a trace")
             if line.isspace():
                 continue
-            found = parsed(line, where)
-            if not isinstance(found, dict):
-                raise UsageError(f"{where} is no JSON object: pass another file")
-            yield where, found
+            yield where, an_object(where, parsed(line, where))

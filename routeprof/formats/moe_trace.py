@@ -16,7 +16,7 @@ import pyarrow.csv
 
 from routeprof.errors import UsageError
 from routeprof.formats.expert_ids import MOST_CELLS, UNSEEN, layers_of
-from routeprof.formats.opening import one_of
+from routeprof.formats.opening import one_of, reason_of
 from routeprof.formats.source import Source, Step, Told
 from routeprof.metrics._arrays import IntArray
 from routeprof.topology import ModelInfo
@@ -48,7 +48,7 @@ def read_moe_trace(paths: Sequence[Path], told: Told) -> Source:
             counts = _widened(counts, shape)
             np.add.at(counts, (layer, expert), 1)
     except ValueError as error:  # pyarrow's own is one, too
-        reason = str(error).splitlines()[0][:120]
+        reason = reason_of(error)
         raise UsageError(f"{path} has lines that are no layer,expert ({reason}): mend it") from None
     experts = told.experts or counts.shape[1]
     if experts < counts.shape[1]:

@@ -22,6 +22,11 @@ MOST = 1 << 44
 """Of one expert, so that int64 holds the sums; a model's whole training has some 10**13 tokens."""
 
 
+def reason_of(error: BaseException) -> str:
+    """The first line of a parser's message, or its kind where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+
+
 def one_of(paths: Sequence[Path]) -> Path:
     """The only path.
 

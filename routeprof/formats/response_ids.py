@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from routeprof.errors import UsageError
-from routeprof.formats.opening import HEADER_DAMAGE
+from routeprof.formats.opening import HEADER_DAMAGE, reason_of
 from routeprof.formats.source import Told
 from routeprof.metrics._arrays import IntArray
 
@@ -66,7 +66,7 @@ def routes_of(response: Json, told: Told, where: str) -> list[Routes]:
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
     except DAMAGE as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+        reason = reason_of(error)
         raise UsageError(
             f"{where} is no response with routed experts ({reason}): pass another file"
         ) from None

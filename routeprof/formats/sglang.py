@@ -12,7 +12,6 @@ Schemas are those of SGLang 0.5.23 (``srt/eplb/expert_distribution.py``).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from routeprof.errors import UsageError
+from routeprof.formats.documents import parsed
 from routeprof.formats.opening import one_of, whole_counts
 from routeprof.formats.sglang_passes import ENGINE, REPEATED, Dump, of_passes
 from routeprof.formats.source import Source
@@ -64,10 +64,7 @@ def read_sglang(paths: Sequence[Path]) -> Source:
 
 def _dump(path: Path) -> dict[str, Any]:
     if path.suffix.lower() == ".json":
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"{path} is no JSON ({error}): pass another copy") from None
+        found = parsed(path.read_bytes(), str(path))
     else:
         found = read_torch(path)
     if not isinstance(found, dict):

@@ -15,7 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from routeprof.errors import UsageError
-from routeprof.formats.opening import HEADER_DAMAGE, MOST, MOST_CELLS, one_of, whole_counts
+from routeprof.formats.opening import (
+    HEADER_DAMAGE,
+    MOST,
+    MOST_CELLS,
+    one_of,
+    reason_of,
+    whole_counts,
+)
 from routeprof.formats.source import Source, Step
 from routeprof.metrics._arrays import IntArray
 from routeprof.topology import PHASES, Layer
@@ -165,5 +172,5 @@ def _mapped(path: Path) -> NDArray[np.generic]:
     try:
         return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except (ValueError, OSError, EOFError, *HEADER_DAMAGE) as error:
-        reason = str(error).splitlines()[0][:120]
+        reason = reason_of(error)
         raise UsageError(f"{path} cannot be read ({reason}): pass another copy") from None

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from routeprof.errors import UsageError
+from routeprof.formats.opening import reason_of
 from routeprof.formats.plain_pickle import loads
 
 MOST_BYTES = 1 << 30
@@ -106,7 +107,7 @@ def read_torch(path: Path) -> Any:
     except UsageError:
         raise
     except _DAMAGE as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+        reason = reason_of(error)
         raise UsageError(f"{path} cannot be read ({reason}): pass another copy") from None
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from routeprof.errors import LevelRequiredError, UsageError
+from routeprof.formats.opening import reason_of
 from routeprof.profile import Profile
 
 PROCESS = 1_000_000
@@ -114,7 +115,7 @@ def _load(path: Path) -> dict[str, Any]:
         raw = path.read_bytes()
         found = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
     except (OSError, EOFError, ValueError, RecursionError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+        reason = reason_of(error)
         raise UsageError(f"{path} cannot be read ({reason}): pass a trace in JSON") from None
     if not isinstance(found, dict) or not isinstance(found.get("traceEvents"), list):
         raise UsageError(f"{path} has no traceEvents: pass a trace in JSON")

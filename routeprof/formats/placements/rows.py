@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from routeprof.errors import UsageError
+from routeprof.formats.opening import reason_of
 from routeprof.formats.placements.expert_map import Deployment, ExpertMap
 from routeprof.metrics._arrays import IntArray
 
@@ -29,7 +30,7 @@ def opened(path: Path, opening: Callable[[Path], _T]) -> _T:
     except UsageError:
         raise
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+        reason = reason_of(error)
         raise UsageError(f"{path} cannot be read ({reason}): pass another copy") from None
 
 
