@@ -8,6 +8,7 @@ from pathlib import Path
 import dash
 from dash import Dash
 
+from routeprof.converted import as_recording
 from routeprof.dashboards.auth import HEALTH, add_headers
 from routeprof.dashboards.callbacks import register
 from routeprof.dashboards.components import notice
@@ -15,7 +16,6 @@ from routeprof.dashboards.downloads import add_downloads
 from routeprof.dashboards.live.library import Library
 from routeprof.dashboards.remote import register_remote
 from routeprof.dashboards.routing import layout
-from routeprof.formats import as_recording
 
 _INDEX = """<!DOCTYPE html>
 <html lang="en">

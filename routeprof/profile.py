@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from routeprof import tables, timetables
 from routeprof.affinity_tables import affinity_table, repetition_table, transition_table
+from routeprof.converted import as_recording
 from routeprof.detail import StepTable, read_steps
 from routeprof.diagnose import Finding, findings
 from routeprof.errors import EmptyRecordingError, LevelRequiredError, NotKnownError, UsageError
-from routeprof.formats import as_recording
 from routeprof.rank_loads import rank_loads_table
 from routeprof.ranks import ranks_table
 from routeprof.recording.fold import Key, Totals, fold

@@ -88,8 +88,8 @@ def serve_metrics(
 
 def _taking(directory: Path) -> Callable[[], Snapshot | None]:
     """The recording as it is now; of another tool's file, a recording that is made of it."""
+    from routeprof.converted import as_recording
     from routeprof.dashboards.live.source import Source
-    from routeprof.formats import as_recording
     from routeprof.report.monitoring import RECENT_SECONDS, Snapshot
 
     source = Source(as_recording(directory))

@@ -34,9 +34,9 @@ def top(
     from rich.text import Text
 
     from routeprof.commands.extras import make_way
+    from routeprof.converted import as_recording
     from routeprof.dashboards.live.source import Source
     from routeprof.errors import NotARecordingError
-    from routeprof.formats import as_recording
     from routeprof.report.top import Moment, frame
 
     for path in directories:

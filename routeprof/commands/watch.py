@@ -68,11 +68,11 @@ def watch(
     from time import monotonic, strftime
 
     from routeprof.commands.extras import make_way
+    from routeprof.converted import as_recording
     from routeprof.dashboards.live.source import Source
     from routeprof.dashboards.live.watcher import Watcher
     from routeprof.diagnose.check import severities
     from routeprof.diagnose.news import News
-    from routeprof.formats import as_recording
     from routeprof.report.alerts import Delivery
     from routeprof.report.diagnose import finding_line
 

@@ -1,19 +1,16 @@
 """Other tools' files: routing that was recorded elsewhere, as recordings of our own.
 
-`recognised` says which tool wrote a file, `read` what is in it, and `as_recording` makes a
-recording of it, which every verb then reads.
+`recognised` says which tool wrote a file, `read` what is in it, and `convert` makes a recording of
+it. `routeprof.converted.as_recording` does so for every verb.
 """
 
 from __future__ import annotations
 
-import atexit
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from routeprof.errors import NotARecordingError, UsageError
+from routeprof.errors import UsageError
 from routeprof.formats import (
     cdmoe,
     esft,
@@ -34,7 +31,7 @@ from routeprof.formats.source import Source, Told
 from routeprof.recording.schema import INFO_FILE
 from routeprof.topology import PHASES
 
-__all__ = ["FORMATS", "Format", "Told", "as_recording", "convert", "read", "recognised"]
+__all__ = ["FORMATS", "Format", "Told", "convert", "read", "recognised"]
 
 
 @dataclass(frozen=True)
@@ -174,33 +171,6 @@ def convert(
             f"{paths[0]} is of no known kind: pass --from, one of {', '.join(FORMATS)}"
         )
     return write_recording(read(paths, known, told), directory)
-
-
-def as_recording(path: str | Path) -> Path:
-    """A recording's directory as it is; for another tool's file a recording that was made of it.
-
-    What was made lies in a temporary directory until the process ends.
-
-    Raises:
-        NotARecordingError: the path is neither.
-        UsageError: as ``read``.
-    """
-    path = Path(path)
-    if (path.is_dir() and any(path.glob("rank-*"))) or not path.exists():
-        return path
-    name = recognised(path)
-    if name is None:
-        if path.is_dir():
-            return path
-        if reason := why_refused(path):
-            raise UsageError(f"{path} {reason}")
-        raise NotARecordingError(
-            f"{path} is neither a recording nor a file that routeprof reads: pass a recording's "
-            f"directory, or one of {', '.join(FORMATS)} (routeprof convert --help)"
-        )
-    made = Path(tempfile.mkdtemp(prefix="routeprof-"))
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    return convert([path], made / path.name, name)
 
 
 def _with(source: Source, told: Told) -> Source:

@@ -11,8 +11,9 @@ import pytest
 from safetensors.numpy import save_file
 
 import routeprof
+from routeprof.converted import as_recording
 from routeprof.errors import UsageError
-from routeprof.formats import as_recording, convert, recognised
+from routeprof.formats import convert, recognised
 from routeprof.formats.trtllm import IN_PART, SLOTS, SUMMED, TWINS, is_trtllm
 
 EXPERTS, TOP_K, LAYERS = 8, 2, (3, 4, 10)
