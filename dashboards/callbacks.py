@@ -38,6 +38,16 @@ def register(app: Dash, library: Library) -> None:
         Input({"drawn": ALL}, "data"),
         State({"figure": ALL}, "id"),
     )
+    # Without an output: Dash would take it for a circle, and let a view wait for the one before.
+    app.clientside_callback(
+        ClientsideFunction("routeprof", "overtaken"),
+        Input("shown", "data"),
+        State("view", "data"),
+        State("url", "search"),
+        State("theme", "data"),
+        State("version", "data"),
+        prevent_initial_call=True,
+    )
     for name, output, inputs in _CLIENTSIDE:
         app.clientside_callback(
             ClientsideFunction("routeprof", name), output, *inputs, prevent_initial_call=True
@@ -223,16 +233,21 @@ def _ranges(app: Dash, library: Library) -> None:
 
 
 def _draw(app: Dash, library: Library) -> None:
-    """The view's content."""
+    """The view's content, and what it was asked for: the answer may come after the question."""
 
     def refresh(
-        _: Any,
+        known: str | None,
         path: str,
         search: str | None,
         scheme: str | None,
         tables: list[Any],
+        _: Any,
         ends: list[Any],
+        pathname: str | None,
     ) -> tuple[Any, ...]:
+        asked = view_at(pathname)
+        if asked is None or asked.path != path:  # the view that comes asks for itself
+            raise PreventUpdate
         if scheme is None:  # not told yet: better nothing than the wrong colours
             raise PreventUpdate
         opened = library.open(search)
@@ -246,7 +261,8 @@ def _draw(app: Dash, library: Library) -> None:
         end = next((end for item, end in reach if item["id"]["control"] == "between"), None)
         places = Places(names, mounted, unfolded, end)
         content = content_of(library, view, context)
-        return draw(view, context, content, places, messages_of(opened))
+        drawn = draw(view, context, content, places, messages_of(opened))
+        return *drawn, [path, search, scheme, known]
 
     app.callback(
         Output("notices", "children"),
@@ -262,11 +278,14 @@ def _draw(app: Dash, library: Library) -> None:
         Output("scrubber", "children"),
         Output("time", "children"),
         Output("content", "hidden"),
+        Output("shown", "data"),
         Input("version", "data"),
         Input("view", "data"),
         Input("url", "search"),
         Input("theme", "data"),
         Input({"table": ALL}, "value"),
+        Input("again", "data"),
         State({"control": ALL}, "max"),
+        State("url", "pathname"),
         running=[(Output("drawing", "data"), True, False)],
     )(refresh)

@@ -194,6 +194,8 @@ def page(view: View, opened: Opened, names: Sequence[str], numbers: Numbers) -> 
     controls = [name for name in view.controls if name != "between"]
     return [
         dcc.Store(id="view", data=view.path),
+        dcc.Store(id="shown"),
+        dcc.Store(id="again"),
         html.Div(
             [
                 html.Div(

@@ -34,9 +34,18 @@
     return ticks;
   };
 
+  // An answer that was long under way may come after the one that should have overtaken it, and
+  // lay the numbers of the view before, or of another selection, over those asked for: ask again.
+  const overtaken = (shown, ...asked) => {
+    if (shown && JSON.stringify(shown) !== JSON.stringify(asked)) {
+      window.dash_clientside.set_props("again", { data: Date.now() });
+    }
+  };
+
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
     routeprof: {
       beat,
+      overtaken,
       // The figures' colours come from the server: tell it whenever the scheme changes,
       // by the button or by the system.
       theme: () => {
