@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,11 +63,17 @@ def check_options(level: str, window: float) -> None:
         raise UsageError(f"window {window:g} is not between 0.05 and 3600 seconds")
 
 
-def selected(profile: Profile, phase: str | None, tag: str | None, between: str | None) -> Profile:
+def selected(
+    profile: Profile,
+    phase: str | None,
+    tag: str | None,
+    between: str | None,
+    executor: Executor | None = None,
+) -> Profile:
     """The part of a recording that the user asked for.
 
     Raises:
         UsageError: the phase or the tag does not occur, or the range is none.
     """
     absolute = None if between is None else profile.since_start(parse_range(between))
-    return profile.select(phase=phase, tag=tag, between=absolute)
+    return profile.select(phase=phase, tag=tag, between=absolute, executor=executor)

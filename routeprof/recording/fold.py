@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +16,16 @@ from numpy.typing import NDArray
 from routeprof.recording.fold_part import fold_part
 from routeprof.recording.reader import Part
 from routeprof.recording.schema import RecordingInfo
-from routeprof.recording.totals import LISTS, SUMS, Key, Totals, Windows, key_order, merge
+from routeprof.recording.totals import (
+    LISTS,
+    SUMS,
+    Key,
+    Totals,
+    Windows,
+    key_order,
+    merge,
+    narrowed,
+)
 
 __all__ = [
     "LISTS",
@@ -151,11 +162,12 @@ def _fold_all(
     progress: Progress | None,
 ) -> _Batch:
     numbered = list(enumerate(parts))
-    batches = [numbered[start : start + BATCH] for start in range(0, len(parts), BATCH)]
+    size = BATCH if executor is None else min(BATCH, len(parts) // (2 * _workers(executor)) + 1)
+    batches = [numbered[start : start + size] for start in range(0, len(parts), size)]
     tree, done = _Tree(info), 0
-    for size, batch in _done(batches, one, skip, executor):
-        tree.add(batch)
-        done += size
+    for batch_parts, batch in _done(batches, one, skip, executor):
+        tree.add(batch_parts[0][0], batch)
+        done += len(batch_parts)
         if progress is not None:
             progress(done, len(parts))
     return tree.sum()
@@ -166,39 +178,54 @@ def _done(
     one: Callable[..., _Batch],
     skip: frozenset[int] | None,
     executor: Executor | None,
-) -> Iterator[tuple[int, _Batch]]:
-    """Number of parts and sums of each batch, as they get done; few are under way at once."""
+) -> Iterator[tuple[Sequence[tuple[int, Part]], _Batch]]:
+    """Each batch and its sums, as they get done; few are under way at once."""
     if executor is None or len(batches) < 2:
-        yield from ((len(batch), one(batch, skip)) for batch in batches)
+        yield from ((batch, one(batch, skip)) for batch in batches)
         return
-    room = 2 * getattr(executor, "_max_workers", os.cpu_count() or 1) + 2
+    room = 2 * _workers(executor) + 2
     waiting, running = list(reversed(batches)), dict[Future[_Batch], Sequence[tuple[int, Part]]]()
     try:
         while waiting or running:
             while waiting and len(running) < room:
-                running[executor.submit(one, waiting[-1], skip)] = waiting.pop()
+                future = executor.submit(one, waiting[-1], skip)
+                running[future] = waiting.pop()
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 batch = future.result()
-                yield len(running.pop(future)), batch
+                yield running.pop(future), batch
     except BrokenExecutor:
         for batch_parts in (*running.values(), *waiting):
-            yield len(batch_parts), one(batch_parts, skip)
+            yield batch_parts, one(batch_parts, skip)
     finally:
         for future in running:
             future.cancel()
 
 
+def _workers(executor: Executor) -> int:
+    return int(getattr(executor, "_max_workers", os.cpu_count() or 1))
+
+
 class _Tree:
-    """Sums of batches, merged when there are ``BATCH`` of one size: each is merged few times."""
+    """Sums of batches, merged when there are ``BATCH`` of one size: each is merged few times.
+
+    Their timelines wait, in narrow types, and are put together once.
+    """
 
     def __init__(self, info: RecordingInfo) -> None:
         self._info = info
         self._levels: list[list[_Batch]] = [[]]
+        self._timelines: list[tuple[int, tuple[Key, ...], dict[str, NDArray[Any]]]] = []
 
-    def add(self, batch: _Batch) -> None:
-        """Take one more."""
-        level = 0
-        self._levels[0].append(batch)
+    def add(self, place: int, batch: _Batch) -> None:
+        """Take one more.
+
+        Args:
+            place: any number by which timelines are roughly in order.
+        """
+        totals, level = batch.totals, 0
+        self._timelines.append((place, totals.keys, totals.windows.__getstate__()))
+        none = Windows.empty(len(self._info.capacity_factors))
+        self._levels[0].append(replace(batch, totals=replace(totals, windows=none)))
         while len(self._levels[level]) == BATCH:
             if level + 1 == len(self._levels):
                 self._levels.append([])
@@ -208,7 +235,23 @@ class _Tree:
 
     def sum(self) -> _Batch:
         """All that were added."""
-        return self._merged([batch for level in self._levels for batch in level])
+        found = self._merged([batch for level in self._levels for batch in level])
+        windows = self._timeline(found.totals.keys)
+        return replace(found, totals=replace(found.totals, windows=windows))
+
+    def _timeline(self, keys: tuple[Key, ...]) -> Windows:
+        numbers = {key: number for number, key in enumerate(keys)}
+        tables = sorted(self._timelines, key=itemgetter(0))
+        for _, own, columns in tables:
+            place = np.array([numbers[key] for key in own], dtype=np.int64)
+            columns["key"] = narrowed(place[columns["key"]])
+        empty = Windows.empty(len(self._info.capacity_factors))
+        return Windows(
+            **{
+                name: np.concatenate([none, *(columns[name] for *_, columns in tables)])
+                for name, none in empty.__dict__.items()
+            }
+        )
 
     def _merged(self, batches: Sequence[_Batch]) -> _Batch:
         held = np.concatenate([np.zeros((0, 4), dtype=np.int64), *(one.held for one in batches)])

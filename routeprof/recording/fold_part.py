@@ -102,8 +102,8 @@ class _Rows:
     @staticmethod
     def of(table: pa.Table, info: RecordingInfo) -> _Rows:
         keys, key = _keys(table)
-        whole = {name: _whole(column(table, name)) for name in SUMS if name not in FLOATS}
-        whole["calls"] = _whole(_calls(table))
+        whole = {name: _numbers(column(table, name)) for name in SUMS if name not in FLOATS}
+        whole["calls"] = _numbers(_calls(table))
         unknown = column(table, "expected_tokens").is_null().to_numpy(zero_copy_only=False)
         factors = len(info.capacity_factors)
         lists = {name: _Lists.of(column(table, name), _least(name, factors)) for name in LISTS}
@@ -170,14 +170,19 @@ class _Rows:
         return sums
 
     def _float_sums(self) -> dict[str, Exact]:
-        exact = {}
-        for name in sorted(FLOATS.intersection(SUMS)):
-            values = column(self.table, name)
-            valid = values.is_valid().to_numpy(zero_copy_only=False)
-            numbers = values.to_numpy(zero_copy_only=False)[valid].reshape(-1, 1)
-            found = sum_rows(numbers, Grouping.of(self._place[valid]), self._places)
-            exact[name] = found.reshaped(self._shape)
-        return exact
+        names = sorted(FLOATS.intersection(SUMS))
+        columns = [column(self.table, name) for name in names]
+        matrix = np.stack([_numbers(values) for values in columns], axis=1)
+        found = sum_rows(matrix, Grouping.of(self._place), self._places)
+        for number, values in enumerate(columns):
+            if values.null_count:
+                known = np.zeros(self._places, dtype=bool)
+                known[self._place[values.is_valid().to_numpy(zero_copy_only=False)]] = True
+                found.seen[~known, number] = 0
+        return {
+            name: found.at((slice(None), number)).reshaped(self._shape)
+            for number, name in enumerate(names)
+        }
 
     def _largest(self) -> NDArray[np.float64]:
         largest = np.full(self._places, np.nan)
@@ -200,8 +205,8 @@ class _Rows:
             for name in ("start", "end")
         )
         return Windows(
-            window=_whole(column(self.table, "window"))[ran],
-            rank=_whole(column(self.table, "rank"))[ran].astype(np.int64),
+            window=_numbers(column(self.table, "window"))[ran],
+            rank=_numbers(column(self.table, "rank"))[ran].astype(np.int64),
             start=start[ran],
             end=end[ran],
             key=self.key[ran],
@@ -218,7 +223,7 @@ def _least(name: str, factors: int) -> int:
     return factors if name in ("overflow", "overflow_steps", "capacity_slots") else 0
 
 
-def _whole(values: pa.Array) -> NDArray[Any]:
+def _numbers(values: pa.Array) -> NDArray[Any]:
     return np.asarray(values.fill_null(0).to_numpy(zero_copy_only=False))
 
 

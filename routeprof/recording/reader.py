@@ -295,5 +295,8 @@ def _fits(lists: pa.ListArray, lengths: NDArray[np.int64]) -> bool:
 
 def column(table: pa.Table, name: str) -> Any:
     """One column as a single chunk."""
-    chunks = table.column(name).combine_chunks()
+    chunks = table.column(name)
+    if chunks.num_chunks == 1:
+        return chunks.chunk(0)
+    chunks = chunks.combine_chunks()  # which would copy a single one
     return chunks.chunk(0) if isinstance(chunks, pa.ChunkedArray) else chunks

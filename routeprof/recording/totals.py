@@ -127,11 +127,14 @@ class Windows:
 
 
 def narrowed(values: NDArray[Any]) -> NDArray[Any]:
-    """The same numbers in the smallest type that holds them; floats as they are."""
+    """The same numbers in the smallest signed type that holds them; floats as they are."""
     if values.dtype.kind not in "iu" or not values.size:
         return values
-    least, most = values.min(), values.max()
-    return values.astype(np.result_type(np.min_scalar_type(least), np.min_scalar_type(most)))
+    least, most = int(values.min()), int(values.max())
+    for kind in (np.int8, np.int16, np.int32):
+        if np.iinfo(kind).min <= least and most <= np.iinfo(kind).max:
+            return values.astype(kind)
+    return values
 
 
 @dataclass(frozen=True)
