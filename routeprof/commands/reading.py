@@ -1,10 +1,10 @@
-"""How verbs read recordings: with which processes, and what a terminal shows meanwhile."""
+"""How verbs read recordings: with which processes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,10 +14,6 @@ from routeprof.commands.extras import need
 
 if TYPE_CHECKING:
     from routeprof.profile import Profile
-    from routeprof.recording.fold import Progress
-
-PATIENCE = 2.0
-"""Seconds until a terminal is told how far it is."""
 
 WorkerCount = Annotated[
     int, typer.Option("--workers", min=1, help="Processes that read the recording.", metavar="N")
@@ -53,28 +49,6 @@ def readers(workers: int, dask: str | None) -> Iterator[Executor | None]:
         yield None
 
 
-@contextmanager
-def shown(what: str) -> Iterator[Progress]:
-    """Tells a terminal how far reading is, if it takes long."""
-    from time import monotonic
-
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
-    console, started = Console(stderr=True), monotonic()
-    with ExitStack() as stack:
-        bars: list[Bar] = []
-
-        def told(done: int, total: int) -> None:
-            if not bars and console.is_terminal and monotonic() - started > PATIENCE:
-                bars.append(stack.enter_context(Bar(console=console, transient=True)))
-                bars[0].add_task(what, total=total)
-            for bar in bars:
-                bar.update(bar.task_ids[0], completed=done, total=total)
-
-        yield told
-
-
 def loaded(
     directories: Sequence[Path],
     workers: int,
@@ -91,7 +65,8 @@ def loaded(
     """
     from routeprof.commands.options import selected
     from routeprof.profile import load
+    from routeprof.report.progress import when_long
 
-    with readers(workers, dask) as executor, shown("parts read") as progress:
+    with readers(workers, dask) as executor, when_long("parts read") as progress:
         profile = load(directories, executor=executor, progress=progress)
         return selected(profile, phase, tag, between, executor)

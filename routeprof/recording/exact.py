@@ -70,11 +70,9 @@ class Exact:
         is beyond the largest float64; ``missing`` where nothing was added.
         """
         total = _nearest(self.digits, self.seen.shape)
-        with np.errstate(invalid="ignore"):
-            for bit, value in ((PLUS, np.inf), (MINUS, -np.inf), (NAN, np.nan)):
-                hit = (self.seen & bit) != 0
-                if hit.any():
-                    total[hit] += value
+        for bit, value in ((PLUS, np.inf), (MINUS, -np.inf), (NAN, np.nan)):
+            total[(self.seen & bit) != 0] = value
+        total[(self.seen & (PLUS | MINUS)) == PLUS | MINUS] = np.nan
         total[self.seen == 0] = missing
         return total
 

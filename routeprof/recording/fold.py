@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from routeprof.recording.fold_part import fold_part
 from routeprof.recording.reader import Part
 from routeprof.recording.schema import RecordingInfo
+from routeprof.recording.spread import BATCH, batches, spread
 from routeprof.recording.totals import (
     LISTS,
     SUMS,
@@ -39,9 +39,6 @@ __all__ = [
     "merge",
     "repeated",
 ]
-
-BATCH = 16
-"""Parts that one task folds, and sums that are merged at once."""
 
 Progress = Callable[[int, int], None]
 """Told how many parts are done, and of how many."""
@@ -162,47 +159,15 @@ def _fold_all(
     progress: Progress | None,
 ) -> _Batch:
     numbered = list(enumerate(parts))
-    size = BATCH if executor is None else min(BATCH, len(parts) // (2 * _workers(executor)) + 1)
-    batches = [numbered[start : start + size] for start in range(0, len(parts), size)]
     tree, done = _Tree(info), 0
-    for batch_parts, batch in _done(batches, one, skip, executor):
+    for batch_parts, batch in spread(
+        batches(numbered, executor), partial(one, skip=skip), executor
+    ):
         tree.add(batch_parts[0][0], batch)
         done += len(batch_parts)
         if progress is not None:
             progress(done, len(parts))
     return tree.sum()
-
-
-def _done(
-    batches: Sequence[Sequence[tuple[int, Part]]],
-    one: Callable[..., _Batch],
-    skip: frozenset[int] | None,
-    executor: Executor | None,
-) -> Iterator[tuple[Sequence[tuple[int, Part]], _Batch]]:
-    """Each batch and its sums, as they get done; few are under way at once."""
-    if executor is None or len(batches) < 2:
-        yield from ((batch, one(batch, skip)) for batch in batches)
-        return
-    room = 2 * _workers(executor) + 2
-    waiting, running = list(reversed(batches)), dict[Future[_Batch], Sequence[tuple[int, Part]]]()
-    try:
-        while waiting or running:
-            while waiting and len(running) < room:
-                future = executor.submit(one, waiting[-1], skip)
-                running[future] = waiting.pop()
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                batch = future.result()
-                yield running.pop(future), batch
-    except BrokenExecutor:
-        for batch_parts in (*running.values(), *waiting):
-            yield batch_parts, one(batch_parts, skip)
-    finally:
-        for future in running:
-            future.cancel()
-
-
-def _workers(executor: Executor) -> int:
-    return int(getattr(executor, "_max_workers", os.cpu_count() or 1))
 
 
 class _Tree:
@@ -253,10 +218,10 @@ class _Tree:
             }
         )
 
-    def _merged(self, batches: Sequence[_Batch]) -> _Batch:
-        held = np.concatenate([np.zeros((0, 4), dtype=np.int64), *(one.held for one in batches)])
-        skipped = frozenset[int]().union(*(one.skipped for one in batches))
-        return _Batch(merge([one.totals for one in batches], self._info), held, skipped)
+    def _merged(self, some: Sequence[_Batch]) -> _Batch:
+        held = np.concatenate([np.zeros((0, 4), dtype=np.int64), *(one.held for one in some)])
+        skipped = frozenset[int]().union(*(one.skipped for one in some))
+        return _Batch(merge([one.totals for one in some], self._info), held, skipped)
 
 
 # -- copies

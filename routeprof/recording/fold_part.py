@@ -59,7 +59,7 @@ def fold_part(
 
 
 @dataclass(frozen=True)
-class _Lists:
+class Lists:
     """A list column: those lists that are there, filled up with zeros.
 
     Attributes:
@@ -71,19 +71,24 @@ class _Lists:
     matrix: NDArray[Any]
 
     @staticmethod
-    def of(values: pa.ListArray, least: int = 0) -> _Lists:
+    def of(values: pa.ListArray, least: int = 0) -> Lists:
+        """Of a list column; nulls in the lists are NaN, or -1, which is no count.
+
+        Args:
+            least: columns to have at least.
+        """
         valid = values.is_valid().to_numpy(zero_copy_only=False)
         rows = np.flatnonzero(valid)
         lengths = values.value_lengths().fill_null(0).to_numpy()[rows]
         flat = values.flatten()
-        missing = np.nan if pa.types.is_floating(flat.type) else -1  # which is no count
+        missing = np.nan if pa.types.is_floating(flat.type) else -1
         numbers = flat.fill_null(missing).to_numpy(zero_copy_only=False)
         longest = int(lengths.max(initial=least))
         if len(rows) and int(lengths.min()) == longest:
-            return _Lists(rows, numbers.reshape(len(rows), longest))
+            return Lists(rows, numbers.reshape(len(rows), longest))
         matrix = np.zeros((len(rows), longest), dtype=numbers.dtype)
         matrix[np.arange(longest)[None, :] < lengths[:, None]] = numbers
-        return _Lists(rows, matrix)
+        return Lists(rows, matrix)
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,7 @@ class _Rows:
     layer: NDArray[np.int64]
     whole: dict[str, NDArray[np.int64]]
     unknown: NDArray[np.bool_]
-    lists: dict[str, _Lists]
+    lists: dict[str, Lists]
 
     @staticmethod
     def of(table: pa.Table, info: RecordingInfo) -> _Rows:
@@ -106,8 +111,17 @@ class _Rows:
         whole["calls"] = _numbers(_calls(table))
         unknown = column(table, "expected_tokens").is_null().to_numpy(zero_copy_only=False)
         factors = len(info.capacity_factors)
-        lists = {name: _Lists.of(column(table, name), _least(name, factors)) for name in LISTS}
-        return _Rows(table, info, keys, key, _layers(table, info), whole, unknown, lists)
+        lists = {name: Lists.of(column(table, name), _least(name, factors)) for name in LISTS}
+        return _Rows(
+            table,
+            info,
+            keys,
+            key,
+            layer_places(column(table, "layer"), info),
+            whole,
+            unknown,
+            lists,
+        )
 
     def wrong(self) -> str:
         """Names of the columns with numbers that are no counts."""
@@ -233,10 +247,11 @@ def _calls(table: pa.Table) -> pa.Array:
     return pc.if_else(pc.and_(calls.is_null(), counted), 1, calls)
 
 
-def _layers(table: pa.Table, info: RecordingInfo) -> NDArray[np.int64]:
+def layer_places(layers: pa.Array, info: RecordingInfo) -> NDArray[np.int64]:
+    """Positions in ``info.layers`` of layers by their index, which must occur there."""
     indices = np.array([layer.index for layer in info.layers], dtype=np.int64)
     order = np.argsort(indices)
-    own = column(table, "layer").to_numpy(zero_copy_only=False)
+    own = layers.to_numpy(zero_copy_only=False)
     return np.asarray(order[np.searchsorted(indices[order], own)], dtype=np.int64)
 
 
