@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from routeprof.recording.fold_part import fold_part
 from routeprof.recording.reader import Part
 from routeprof.recording.schema import RecordingInfo
-from routeprof.recording.spread import BATCH, batches, spread
+from routeprof.recording.spread import BATCH, batches, found_anywhere, spread
 from routeprof.recording.totals import (
     LISTS,
     SUMS,
@@ -73,7 +73,9 @@ def fold(
     Raises:
         OverflowingError: whole numbers add up to 2^63 or more.
     """
-    parts = sorted(parts, key=lambda part: (str(part.path.parent), part.number))
+    parts = sorted(
+        found_anywhere(parts, executor), key=lambda part: (str(part.path.parent), part.number)
+    )
     one = partial(_fold_batch, info=info, between=between, columns=columns)
     found = _fold_all(parts, info, one, None, executor, progress)
     copies = _copies(parts, found.held)

@@ -16,7 +16,7 @@ from routeprof.recording.fold_part import Lists, layer_places
 from routeprof.recording.grouping import Grouping, sum_whole
 from routeprof.recording.reader import Part, RecordingFiles, column, read_part
 from routeprof.recording.schema import RecordingInfo
-from routeprof.recording.spread import batches, spread
+from routeprof.recording.spread import batches, found_anywhere, spread
 from routeprof.recording.totals import Totals
 
 
@@ -55,7 +55,8 @@ def _added(
 ) -> Recount:
     total, unread = _nothing(info), list[str]()
     batch = partial(_count_batch, one, info=info)
-    for _, found in spread(batches(parts, executor), batch, executor):
+    tasks = batches(found_anywhere(parts, executor), executor)
+    for _, found in spread(tasks, batch, executor):
         total += found.counts
         unread += found.unread
     return Recount(total, tuple(sorted(unread)))

@@ -5,13 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
+from dataclasses import replace
 from typing import TypeVar
+
+from routeprof.recording.reader import Part
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 BATCH = 16
 """Parts of one task, and sums that are merged at once."""
+
+
+def found_anywhere(parts: Sequence[Part], executor: Executor | None) -> list[Part]:
+    """The parts by paths that hold in any directory, where others are to read them."""
+    if executor is None:
+        return list(parts)
+    return [replace(part, path=part.path.absolute()) for part in parts]
 
 
 def batches(parts: Sequence[T], executor: Executor | None) -> list[Sequence[T]]:
