@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from routeprof.recording.fold_part import fold_part
+from routeprof.recording.fold_part import exact_part, fold_part
 from routeprof.recording.reader import Part
 from routeprof.recording.schema import RecordingInfo
 from routeprof.recording.spread import BATCH, batches, found_anywhere, spread
@@ -24,6 +24,7 @@ from routeprof.recording.totals import (
     Windows,
     key_order,
     merge,
+    merge_exact,
     narrowed,
 )
 
@@ -133,13 +134,13 @@ def _fold_batch(
     Args:
         skip: positions of the parts to leave out; None to leave out copies among these alone.
     """
-    read = [(place, part, fold_part(part, info, between, columns)) for place, part in numbered]
+    read = [(place, part, exact_part(part, info, between, columns)) for place, part in numbered]
     runs = [_runs(place, part.rank, totals) for place, part, totals in read]
     held = np.concatenate([np.zeros((0, 4), dtype=np.int64), *runs])
     if skip is None:
         skip = frozenset(_copies(dict(numbered), held))
     kept = [totals for place, _, totals in read if place not in skip]
-    return _Batch(merge(kept, info), held, skip & {place for place, _ in numbered})
+    return _Batch(merge_exact(kept, info), held, skip & {place for place, _ in numbered})
 
 
 def _runs(place: int, rank: int, totals: Totals) -> NDArray[np.int64]:
@@ -223,7 +224,7 @@ class _Tree:
     def _merged(self, some: Sequence[_Batch]) -> _Batch:
         held = np.concatenate([np.zeros((0, 4), dtype=np.int64), *(one.held for one in some)])
         skipped = frozenset[int]().union(*(one.skipped for one in some))
-        return _Batch(merge([one.totals for one in some], self._info), held, skipped)
+        return _Batch(merge_exact([one.totals for one in some], self._info), held, skipped)
 
 
 # -- copies

@@ -18,13 +18,13 @@ from routeprof.recording.schema import RecordingInfo
 from routeprof.recording.totals import (
     FLOATS,
     LISTS,
-    NULLABLE,
     SUMS,
     Key,
     Totals,
     Windows,
     key_order,
-    merge,
+    merge_exact,
+    rounded,
 )
 
 MOST = 2**53
@@ -41,20 +41,30 @@ def fold_part(
 
     Nor does one with numbers that are no counts: below 0, or above 2^53.
     """
+    return rounded(exact_part(part, info, between, columns))
+
+
+def exact_part(
+    part: Part,
+    info: RecordingInfo,
+    between: tuple[float, float] | None,
+    columns: Collection[str] | None = None,
+) -> Totals:
+    """The same without the floats in ``sums`` and ``lists``, for what is merged anyway."""
     table = read_part(part, info, columns)
     if isinstance(table, str):
-        return merge([], info, (table,))
+        return merge_exact([], info, (table,))
     if between is not None:
         end = column(table, "end").to_numpy(zero_copy_only=False)  # NaN where it is not known
         table = table.filter(pa.array((end > between[0]) & (end <= between[1])))
     if not table.num_rows:
-        return merge([], info)
+        return merge_exact([], info)
     if column(table, "phase").null_count:
-        return merge([], info, (f"{part.label} has rows without a phase",))
+        return merge_exact([], info, (f"{part.label} has rows without a phase",))
     rows = _Rows.of(table, info)
     wrong = rows.wrong()
     if wrong:
-        return merge([], info, (f"{part.label} has numbers that are no counts: {wrong}",))
+        return merge_exact([], info, (f"{part.label} has numbers that are no counts: {wrong}",))
     return rows.totals()
 
 
@@ -77,12 +87,10 @@ class Lists:
         Args:
             least: columns to have at least.
         """
-        valid = values.is_valid().to_numpy(zero_copy_only=False)
-        rows = np.flatnonzero(valid)
-        lengths = values.value_lengths().fill_null(0).to_numpy()[rows]
+        rows = _known(values)
+        lengths = np.diff(values.offsets.to_numpy())[rows]
         flat = values.flatten()
-        missing = np.nan if pa.types.is_floating(flat.type) else -1
-        numbers = flat.fill_null(missing).to_numpy(zero_copy_only=False)
+        numbers = _numbers(flat, np.nan if pa.types.is_floating(flat.type) else -1)
         longest = int(lengths.max(initial=least))
         if len(rows) and int(lengths.min()) == longest:
             return Lists(rows, numbers.reshape(len(rows), longest))
@@ -103,6 +111,7 @@ class _Rows:
     whole: dict[str, NDArray[np.int64]]
     unknown: NDArray[np.bool_]
     lists: dict[str, Lists]
+    grouping: Grouping
 
     @staticmethod
     def of(table: pa.Table, info: RecordingInfo) -> _Rows:
@@ -112,16 +121,9 @@ class _Rows:
         unknown = column(table, "expected_tokens").is_null().to_numpy(zero_copy_only=False)
         factors = len(info.capacity_factors)
         lists = {name: Lists.of(column(table, name), _least(name, factors)) for name in LISTS}
-        return _Rows(
-            table,
-            info,
-            keys,
-            key,
-            layer_places(column(table, "layer"), info),
-            whole,
-            unknown,
-            lists,
-        )
+        layer = layer_places(column(table, "layer"), info)
+        grouping = Grouping.of(key * len(info.layers) + layer)
+        return _Rows(table, info, keys, key, layer, whole, unknown, lists, grouping)
 
     def wrong(self) -> str:
         """Names of the columns with numbers that are no counts."""
@@ -140,24 +142,15 @@ class _Rows:
         sums, exact = self._whole_sums(), self._float_sums()
         lists: dict[str, NDArray[Any]] = {}
         for name, values in self.lists.items():
-            grouping = Grouping.of(self._place[values.rows])
+            every = len(values.rows) == len(self.key)
+            grouping = self.grouping if every else Grouping.of(self._place[values.rows])
             if name in FLOATS:
                 found = sum_rows(values.matrix, grouping, self._places)
                 exact[name] = found.reshaped((*self._shape, values.matrix.shape[1]))
             else:
                 found_whole = sum_whole(values.matrix, grouping, self._places)
                 lists[name] = found_whole.reshape(*self._shape, values.matrix.shape[1])
-        for name in FLOATS:
-            target = sums if name in SUMS else lists
-            target[name] = exact[name].rounded(missing=np.nan if name in NULLABLE else 0.0)
-        return Totals(
-            self.keys,
-            {name: sums[name] for name in SUMS},
-            {name: lists[name] for name in LISTS},
-            self._largest(),
-            self._windows(),
-            exact=exact,
-        )
+        return Totals(self.keys, sums, lists, self._largest(), self._windows(), exact=exact)
 
     @property
     def _shape(self) -> tuple[int, int]:
@@ -173,7 +166,7 @@ class _Rows:
 
     def _whole_sums(self) -> dict[str, NDArray[Any]]:
         matrix = np.stack(list(self.whole.values()), axis=1)
-        found = sum_whole(matrix, Grouping.of(self._place), self._places)
+        found = sum_whole(matrix, self.grouping, self._places)
         sums = {
             name: np.ascontiguousarray(found[:, number]).reshape(self._shape)
             for number, name in enumerate(self.whole)
@@ -187,11 +180,11 @@ class _Rows:
         names = sorted(FLOATS.intersection(SUMS))
         columns = [column(self.table, name) for name in names]
         matrix = np.stack([_numbers(values) for values in columns], axis=1)
-        found = sum_rows(matrix, Grouping.of(self._place), self._places)
+        found = sum_rows(matrix, self.grouping, self._places)
         for number, values in enumerate(columns):
             if values.null_count:
                 known = np.zeros(self._places, dtype=bool)
-                known[self._place[values.is_valid().to_numpy(zero_copy_only=False)]] = True
+                known[self._place[_known(values)]] = True
                 found.seen[~known, number] = 0
         return {
             name: found.at((slice(None), number)).reshaped(self._shape)
@@ -200,8 +193,7 @@ class _Rows:
 
     def _largest(self) -> NDArray[np.float64]:
         largest = np.full(self._places, np.nan)
-        seen = column(self.table, "imbalance_max").fill_null(np.nan)
-        np.fmax.at(largest, self._place, seen.to_numpy(zero_copy_only=False))
+        np.fmax.at(largest, self._place, _numbers(column(self.table, "imbalance_max"), np.nan))
         return largest.reshape(self._shape)
 
     def _windows(self) -> Windows:
@@ -214,10 +206,7 @@ class _Rows:
         most[counts.rows] = counts.matrix.max(1, initial=0)
         overflows = np.zeros((size, overflow.matrix.shape[1]), dtype=np.int64)
         overflows[overflow.rows] = overflow.matrix
-        start, end = (
-            column(self.table, name).fill_null(0).to_numpy(zero_copy_only=False)
-            for name in ("start", "end")
-        )
+        start, end = (_numbers(column(self.table, name)) for name in ("start", "end"))
         return Windows(
             window=_numbers(column(self.table, "window"))[ran],
             rank=_numbers(column(self.table, "rank"))[ran].astype(np.int64),
@@ -237,8 +226,17 @@ def _least(name: str, factors: int) -> int:
     return factors if name in ("overflow", "overflow_steps", "capacity_slots") else 0
 
 
-def _numbers(values: pa.Array) -> NDArray[Any]:
-    return np.asarray(values.fill_null(0).to_numpy(zero_copy_only=False))
+def _numbers(values: pa.Array, missing: float = 0) -> NDArray[Any]:
+    if values.null_count:
+        values = values.fill_null(missing)
+    return np.asarray(values.to_numpy(zero_copy_only=False))
+
+
+def _known(values: pa.Array) -> NDArray[np.int64]:
+    """Rows that have a value."""
+    if not values.null_count:
+        return np.arange(len(values))
+    return np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
 
 
 def _calls(table: pa.Table) -> pa.Array:

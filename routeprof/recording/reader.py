@@ -264,16 +264,17 @@ def _kind(kind: pa.DataType) -> str:
 
 def _fault(table: pa.Table, part: Part, info: RecordingInfo) -> str:
     """What contradicts its place or what ``recording.json`` says; empty if nothing does."""
-    ranks = set(column(table, "rank").to_pylist()) - {part.rank % RANKS_PER_RUN}
+    ranks = set(column(table, "rank").unique().to_pylist()) - {part.rank % RANKS_PER_RUN}
     if ranks:
         return f"is of rank {', '.join(map(str, ranks))} and lies in another rank's directory"
     if "layer" not in table.column_names:
         return ""
     layers = {layer.index: layer for layer in info.layers}
-    indices = column(table, "layer").to_pylist()
-    unknown = set(indices) - layers.keys()
+    own = column(table, "layer")
+    unknown = set(own.unique().to_pylist()) - layers.keys()
     if unknown:
         return f"has layers that {INFO_FILE} does not name: {', '.join(map(str, unknown))}"
+    indices = own.to_numpy().tolist()
     experts = np.array([layers[index].experts for index in indices], dtype=np.int64)
     lengths = dict.fromkeys(("counts", "probability_mass", "weight_sum"), experts)
     factors = info.capacity_factors if part.factors is None else part.factors
@@ -288,9 +289,10 @@ def _fault(table: pa.Table, part: Part, info: RecordingInfo) -> str:
 
 def _fits(lists: pa.ListArray, lengths: NDArray[np.int64]) -> bool:
     """Whether every list that is there has its length."""
-    valid = lists.is_valid().to_numpy(zero_copy_only=False)
-    found = lists.value_lengths().fill_null(0).to_numpy()
-    return bool((found == lengths)[valid].all())
+    fits = np.diff(lists.offsets.to_numpy()) == lengths
+    if lists.null_count:
+        fits |= lists.is_null().to_numpy(zero_copy_only=False)
+    return bool(fits.all())
 
 
 def column(table: pa.Table, name: str) -> Any:

@@ -163,8 +163,9 @@ class Totals:
 
     def exactly(self, name: str) -> Exact:
         """One float column's sums without rounding."""
-        values = self.sums[name] if name in self.sums else self.lists[name]
-        return self.exact[name] if name in self.exact else Exact.of(values)
+        if name in self.exact:
+            return self.exact[name]
+        return Exact.of(self.sums[name] if name in self.sums else self.lists[name])
 
     def only(self, wanted: Callable[[Key], bool]) -> Totals:
         """The totals of some keys alone."""
@@ -194,13 +195,42 @@ def merge(parts: Sequence[Totals], info: RecordingInfo, unread: tuple[str, ...] 
     Raises:
         OverflowingError: whole numbers add up to 2^63 or more.
     """
+    return rounded(merge_exact(parts, info, unread))
+
+
+def rounded(totals: Totals) -> Totals:
+    """The totals with the float64 nearest to each exact sum in ``sums`` and ``lists``."""
+    floats = {
+        name: exact.rounded(missing=np.nan if name in NULLABLE else 0.0)
+        for name, exact in totals.exact.items()
+    }
+    return replace(
+        totals,
+        sums={name: floats[name] if name in floats else totals.sums[name] for name in SUMS},
+        lists={name: floats[name] if name in floats else totals.lists[name] for name in LISTS},
+    )
+
+
+def merge_exact(
+    parts: Sequence[Totals], info: RecordingInfo, unread: tuple[str, ...] = ()
+) -> Totals:
+    """The same without the floats in ``sums`` and ``lists``, for what is merged again."""
     keys = tuple(sorted({key for part in parts for key in part.keys}, key=key_order))
     numbers = {key: number for number, key in enumerate(keys)}
     places = [np.array([numbers[key] for key in part.keys], dtype=int) for part in parts]
     shape = (len(keys), len(info.layers))
-    exact: dict[str, Exact] = {}
-    sums = {name: _merged(parts, places, "sums", name, shape, exact) for name in SUMS}
-    lists = {name: _merged(parts, places, "lists", name, shape, exact) for name in LISTS}
+    exact = {name: _merged_floats(parts, places, name, shape) for name in sorted(FLOATS)}
+    sums = {
+        name: _merged([part.sums[name] for part in parts], places, name, shape)
+        for name in SUMS
+        if name not in FLOATS
+    }
+    lists = {}
+    for name in LISTS:
+        if name not in FLOATS:
+            columns = [part.lists[name] for part in parts]
+            width = max((column.shape[-1] for column in columns), default=0)
+            lists[name] = _merged(columns, places, name, (*shape, width))
     imbalance_max = np.full(shape, np.nan)
     for part, place in zip(parts, places, strict=True):
         imbalance_max[place] = np.fmax(imbalance_max[place], part.imbalance_max)
@@ -212,25 +242,25 @@ def merge(parts: Sequence[Totals], info: RecordingInfo, unread: tuple[str, ...] 
     return Totals(keys, sums, lists, imbalance_max, windows, tuple(lines), exact)
 
 
+def _merged_floats(
+    parts: Sequence[Totals], places: Sequence[NDArray[Any]], name: str, shape: tuple[int, ...]
+) -> Exact:
+    own = [part.exactly(name) for part in parts]
+    if name in SUMS:
+        return placed(list(zip(own, places, strict=True)), shape)
+    width = max((one.seen.shape[-1] for one in own), default=0)
+    found = placed(list(zip(own, places, strict=True)), (*shape, width))
+    # A shorter list has zeros behind it.
+    return Exact(found.digits, found.seen | (found.seen[..., :1] & np.uint8(KNOWN)))
+
+
 def _merged(
-    parts: Sequence[Totals],
+    columns: Sequence[NDArray[Any]],
     places: Sequence[NDArray[Any]],
-    kind: str,
     name: str,
     shape: tuple[int, ...],
-    exact: dict[str, Exact],
 ) -> NDArray[Any]:
-    """One column of the sum; a float column's exact sums are added to ``exact``."""
-    columns = [getattr(part, kind)[name] for part in parts]
-    if kind == "lists":
-        shape = (*shape, max((column.shape[-1] for column in columns), default=0))
-    if name in FLOATS:
-        own = [part.exactly(name) for part in parts]
-        found = placed(list(zip(own, places, strict=True)), shape)
-        if kind == "lists":  # a shorter list has zeros behind it
-            found = Exact(found.digits, found.seen | (found.seen[..., :1] & np.uint8(KNOWN)))
-        exact[name] = found
-        return found.rounded(missing=np.nan if name in NULLABLE else 0.0)
+    """One whole column of the sum."""
     missing = -1 if name == "expected_tokens" else 0
     total = np.full(shape, missing, dtype=np.int64)
     for column, place in zip(columns, places, strict=True):
@@ -239,7 +269,7 @@ def _merged(
         added = within + column
         if missing:
             added = np.where(column == missing, within, np.where(within == missing, column, added))
-        if ((added < 0) & (column >= 0) & (added != missing)).any():
+        if added.min(initial=missing) < missing:
             raise overflowing(name)
         block[..., : column.shape[-1]] = added
         total[place] = block
