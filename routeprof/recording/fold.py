@@ -34,10 +34,12 @@ __all__ = [
     "Key",
     "Totals",
     "Windows",
+    "exact_part",
     "fold",
     "fold_part",
     "key_order",
     "merge",
+    "merge_exact",
     "repeated",
 ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,9 +83,11 @@ def test_what_a_task_raises_is_raised():
         pool.submit(divmod, 1, 0).result()
 
 
-def test_a_real_cluster_folds_the_same(parts, tmp_path: Path):
+def test_a_real_cluster_folds_the_same(parts, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(parts[0].path.parents[1])  # and not the workers' directory
+    relative = [replace(part, path=part.path.relative_to(Path.cwd())) for part in parts[::-1]]
     with cluster(tmp_path / "dask", 2) as (address, _), dask_workers(address) as executor:
-        equal(fold(parts[::-1], INFO, executor=executor), fold(parts, INFO))
+        equal(fold(relative, INFO, executor=executor), fold(parts, INFO))
 
 
 def test_a_cluster_folds_the_same_when_a_worker_is_killed_half_way(parts, tmp_path: Path):
