@@ -11,6 +11,7 @@
     │   ├── OverlapError               two directories hold the same part of one run
     │   ├── MismatchError              ranks or recordings of different models
     │   ├── OverflowingError           numbers too large to be counts
+    │   ├── UnreachableError           the store that an address is of does not answer, or refuses
     │   ├── WorkersError               processes that were to read it are gone or cannot be reached
     │   └── LevelRequiredError         the question needs a more detailed level
     │       └── NotKnownError          the file that was converted does not say it
@@ -72,6 +73,10 @@ class OverflowingError(RecordingError):
 
 class WorkersError(RecordingError):
     """The processes that were to read a recording are gone or cannot be reached."""
+
+
+class UnreachableError(RecordingError):
+    """The store or the remote file system that an address is of cannot be read."""
 
 
 class LevelRequiredError(RecordingError):

@@ -47,7 +47,9 @@ def load(
     together rank by rank; other directories are further runs of the same model.
 
     Args:
-        path: a recording's directory, or a file of another tool (`routeprof.formats`), or several.
+        path: a recording's directory, its address (``s3://bucket/runs/a``, or another of
+            `routeprof.recording.places`), or a file of another tool (`routeprof.formats`), or
+            several.
         more: further directories.
         executor: any ``concurrent.futures`` executor to read the parts with; the result does not
             depend on it.
@@ -60,7 +62,7 @@ def load(
         OverlapError: two directories hold the same rank of one run.
         MismatchError: ranks or recordings have different layers under the same index.
     """
-    first = [path] if isinstance(path, str | Path) else list(path)
+    first = [path] if isinstance(path, str) or not isinstance(path, Iterable) else list(path)
     files = open_recordings([as_recording(one) for one in (*first, *more)])
     parts = files.parts("part")
     totals = fold(parts, files.info, executor=executor, progress=progress)

@@ -11,21 +11,30 @@ import typer
 if TYPE_CHECKING:
     from routeprof.profile import Profile
 
+    Place = Path
+else:
+
+    class Place:
+        """A path that typer leaves as ``place`` made it; it would make a ``Path`` of a path."""
+
+
 from routeprof.commands.completion import levels, phases
 from routeprof.errors import UsageError
+from routeprof.recording.places import place
 from routeprof.timerange import parse_range
 from routeprof.topology import LEVELS
 
 Recordings = Annotated[
-    list[Path],
+    list[Place],
     typer.Argument(
+        parser=place,
         help="The recording, or another tool's file; several are added up.",
         metavar="DIR...",
         show_default=False,
     ),
 ]
 Directory = Annotated[
-    Path, typer.Argument(help="The recording.", metavar="DIR", show_default=False)
+    Place, typer.Argument(parser=place, help="The recording.", metavar="DIR", show_default=False)
 ]
 Out = Annotated[
     Path,

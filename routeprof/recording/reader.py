@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from routeprof.errors import NotARecordingError
 from routeprof.recording.layers import LayerSource, union
+from routeprof.recording.places import parquet_file, place, snapshot
 from routeprof.recording.schema import (
     INFO_FILE,
     KINDS,
@@ -150,7 +150,7 @@ def open_recording(path: str | Path) -> RecordingFiles:
         NewerSchemaError: it was written by a newer routeprof.
         MismatchError: two of its ranks have different layers under the same index.
     """
-    directory = Path(path)
+    directory = place(path)
     info_file = directory / INFO_FILE
     if not directory.exists():
         raise NotARecordingError(f"{directory} does not exist; name a recording's directory")
@@ -166,7 +166,7 @@ def open_recording(path: str | Path) -> RecordingFiles:
     info = RecordingInfo.from_json(text, str(info_file))
     found, said = [], LayerSource(INFO_FILE, info.layers, info.passes)
     sources = [said]
-    for child in sorted(directory.iterdir()):
+    for child in sorted(snapshot(directory).iterdir()):
         match = _RANK.match(child.name)
         if match and child.is_dir():
             rank = _rank(child, int(match.group(1)))
@@ -212,7 +212,7 @@ def read_part(
     names = whole.names if columns is None else ["rank", *columns]
     schema = pa.schema([due for due in whole if due.name in names])
     try:
-        table = pq.ParquetFile(part.path, page_checksum_verification=True).read(schema.names)
+        table = parquet_file(part.path, page_checksum_verification=True).read(schema.names)
         missing = [name for name in schema.names if name not in table.column_names]
         if missing:
             return f"{part.label} lacks the columns {', '.join(missing)}"
