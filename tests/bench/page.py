@@ -28,6 +28,7 @@ ORDER = (
     "placement",
     "audit",
     "dashboard",
+    "soak",
 )
 
 

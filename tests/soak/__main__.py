@@ -12,48 +12,80 @@ import json
 import sys
 import tempfile
 import tracemalloc
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
 
-import numpy as np
 import torch
 
-from tests.soak.exercise import Soak, soak
-from tests.soak.growth import WARM_UP, trends
+from tests.bench.__main__ import keep
+from tests.bench.kept import RESULTS, Figure, Machine, Result, figure
+from tests.bench.page import PAGE, page
+from tests.soak.exercise import soak
+from tests.soak.growth import WARM_UP, Trend, trends
 
 DEARER = 1.1
 """A late step may cost so many times an early one, each measured against one without capture."""
+ENOUGH = 10
+"""Cycles of a level, early and late, below which nothing is said of its cost."""
 
 
-def costs(found: Soak) -> list[tuple[str, float, float, float]]:
-    """For each kind of recording: early and late cost ratio, and late ÷ early."""
-    rows = []
-    for name, ratios in found.costs.items():
-        kept = ratios[int(len(ratios) * WARM_UP) :]
+@dataclass(frozen=True)
+class Cost:
+    """Time of a run with capture ÷ without, in the first and the last third after the warm-up."""
+
+    name: str
+    cycles: int
+    early: Figure
+    late: Figure
+
+    @classmethod
+    def of(cls, name: str, ratios: Sequence[float]) -> Cost:
+        kept = list(ratios[int(len(ratios) * WARM_UP) :])
         third = max(1, len(kept) // 3)
-        early, late = float(np.median(kept[:third])), float(np.median(kept[-third:]))
-        rows.append((name, early, late, late / early))
-    return rows
+        parts = {"early": kept[:third], "late": kept[-third:]}
+        return cls(name, third, *(figure("cost", name, when, own) for when, own in parts.items()))
+
+    @property
+    def ratio(self) -> float:
+        return (self.late.middle or 0.0) / (self.early.middle or 1.0)
+
+    @property
+    def dearer(self) -> bool:
+        """Beyond the limit, and beyond the noise: the middle halves don't meet."""
+        if self.cycles < ENOUGH:
+            return False
+        return self.ratio > DEARER and self.late.span[0] > self.early.span[1]
 
 
-def report(found: Soak) -> bool:
+def report(cycles: int, windows: int, grown: Sequence[Trend], costs: Sequence[Cost]) -> bool:
     """Print what was found; whether all is well."""
-    well = not found.wrong
-    cycles = len(next(iter(found.samples.values())))
-    print(f"\n{cycles} cycles, {found.windows} windows; the first quarter is warm-up\n")
-    print(f"{'':24}{'first':>10}{'last':>10}{'growth':>10}{'limit':>10}")
-    for trend in trends(found.samples):
+    print(f"\n{cycles} cycles, {windows} windows; the first quarter is warm-up\n")
+    print(f"{'':24}{'first':>12}{'last':>12}{'growth':>12}{'limit':>12}")
+    for trend in grown:
         numbers = (trend.first, trend.last, trend.growth, trend.limit)
         verdict = "  GROWS" if trend.grows else ""
-        print(f"{trend.name:24}" + "".join(f"{number:10.2f}" for number in numbers) + verdict)
-        well &= not trend.grows
-    print(f"\n{'time of a run ÷ without capture':34}{'early':>8}{'late':>8}{'late ÷ early':>14}")
-    for name, early, late, ratio in costs(found):
-        verdict = "  DEARER" if ratio > DEARER else ""
-        print(f"{name:34}{early:8.3f}{late:8.3f}{ratio:14.3f}{verdict}")
-        well &= ratio <= DEARER
-    print("\n".join(["", *found.wrong[:20]]) if found.wrong else "\nall totals are exact")
-    return well
+        print(f"{trend.name:24}" + "".join(f"{number:12,.2f}" for number in numbers) + verdict)
+    print(f"\n{'time of a run ÷ without capture':32}{'early':>24}{'late':>24}{'late ÷ early':>14}")
+    for cost in costs:
+        verdict = "  DEARER" if cost.dearer else ""
+        spreads = f"{cost.early!s:>24}{cost.late!s:>24}"
+        print(f"{cost.name:32}{spreads}{cost.ratio:14.3f}{verdict}")
+    return not any(trend.grows for trend in grown) and not any(cost.dearer for cost in costs)
+
+
+def figures(grown: Sequence[Trend], costs: Sequence[Cost]) -> Iterator[Figure]:
+    """The same for the page of benchmarks."""
+    for trend in grown:
+        digits = 2 if "MiB" in trend.name else 0
+        for column in ("first", "last", "growth", "limit"):
+            value = float(getattr(trend, column))
+            yield figure("growth", trend.name, column, value, unit="held", digits=digits)
+    for cost in costs:
+        yield from (cost.early, cost.late)
+        yield figure("cost", cost.name, "late ÷ early", cost.ratio, better="lower", target=DEARER)
 
 
 def main() -> None:
@@ -62,9 +94,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--cycles", type=int, help="so many cycles, however long they take")
     parser.add_argument("--samples", type=Path, help="write all samples there, as JSON")
+    parser.add_argument("--keep", action="store_true", help="take it up in docs/benchmarks.md")
     parser.add_argument("--trace", action="store_true", help="say which lines hold more; slow")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    machine, shots = Machine.here(), list[tracemalloc.Snapshot]()
     end, said = monotonic() + 60 * arguments.minutes, monotonic()
 
     def go_on(number: int) -> bool:
@@ -72,13 +106,14 @@ def main() -> None:
         if monotonic() - said > 60:
             said = monotonic()
             print(f"{number} cycles, {(end - said) / 60:.0f} minutes to go", flush=True)
-        return number < arguments.cycles if arguments.cycles else monotonic() < end
-
-    first: list[tracemalloc.Snapshot] = []
+        more = number < arguments.cycles if arguments.cycles else monotonic() < end
+        if arguments.trace and not more:
+            shots.append(tracemalloc.take_snapshot())
+        return more
 
     def each(number: int) -> None:
         if arguments.trace and number == 10:
-            first.append(tracemalloc.take_snapshot())
+            shots.append(tracemalloc.take_snapshot())
 
     if arguments.trace:
         tracemalloc.start(5)
@@ -87,10 +122,19 @@ def main() -> None:
     if arguments.samples:
         series = {"samples": found.samples, "costs": found.costs}
         arguments.samples.write_text(json.dumps(series, default=list))
-    if first:
-        for line in tracemalloc.take_snapshot().compare_to(first[0], "lineno")[:20]:
-            print(line)
-    if not report(found):
+    if len(shots) > 1:
+        print(*shots[1].compare_to(shots[0], "lineno")[:20], sep="\n")
+    grown = trends(found.samples)
+    costs = [Cost.of(name, ratios) for name, ratios in found.costs.items()]
+    cycles = len(next(iter(found.samples.values())))
+    well = report(cycles, found.windows, grown, costs)
+    print("\nall totals are exact" if not found.wrong else "\n".join(["", *found.wrong[:20]]))
+    if arguments.keep and not found.wrong:
+        method = f"{arguments.minutes:.0f} minutes: {cycles:,} cycles, {found.windows:,} windows."
+        date = datetime.now(UTC).date().isoformat()
+        keep(Result("soak", date, method, machine, tuple(figures(grown, costs))), RESULTS)
+        PAGE.write_text(page(), encoding="utf-8")
+    if found.wrong or not well:
         sys.exit(1)
 
 

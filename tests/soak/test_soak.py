@@ -13,6 +13,9 @@ import torch
 
 import routeprof
 from routeprof.sample_data import load_model
+from tests.bench.kept import Machine, Result
+from tests.bench.page import TEXTS, filled
+from tests.soak.__main__ import Cost, figures, report
 from tests.soak.exercise import Soak, soak
 from tests.soak.growth import holdings, only_what_is_new, slope, trends
 from tests.soak.traffic import SCENES, Ledger, truth
@@ -117,3 +120,26 @@ def test_noise_is_no_growth():
     assert not trends({"resident memory, MiB": noise.tolist()})[0].grows
     rising = noise + np.linspace(0, 60, 300)
     assert trends({"resident memory, MiB": rising.tolist()})[0].grows
+
+
+# -- the cost of a step
+
+
+def test_a_step_that_becomes_dearer():
+    random = np.random.default_rng(2)
+    steady = 1.3 + random.normal(0, 0.2, 300)
+    assert not Cost.of("level steps", steady.tolist()).dearer
+    rising = Cost.of("level steps", (steady * np.linspace(1, 2, 300)).tolist())
+    assert rising.dearer
+    assert rising.ratio > 1.3
+    assert not report(300, 1, [], [rising])
+    assert report(300, 1, [], [Cost.of("level steps", steady.tolist())])
+
+
+def test_the_page_has_a_text_for_the_figures(found: Soak):
+    costs = [Cost.of(name, ratios) for name, ratios in found.costs.items()]
+    every = tuple(figures(trends(found.samples), costs))
+    result = Result("soak", "2026-01-02", "Made up.", Machine("made up", 2, 8.0), every)
+    text = filled((TEXTS / "soak.md").read_text(encoding="utf-8"), result)
+    assert "| file handles |" in text
+    assert "| level tokens |" in text
