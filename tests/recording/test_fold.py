@@ -412,3 +412,15 @@ def test_ranks_that_own_their_tokens_are_summed_and_twins_are_not(tmp_path):
     rows = [row for part in own + other for row in part]
     assert totals.sums["tokens"].sum() == sum(row["tokens"] or 0 for row in rows)
     assert set(totals.windows.rank) == {0, 1}
+
+
+def test_layers_of_different_width_are_the_same_together_and_apart(tmp_path):
+    rows = [row for part in random_parts(8, parts=4) for row in part]
+    for row in rows:
+        row["window"] = 0 if row["layer"] == 3 else 1
+        row["start"], row["end"] = 100.0 + row["window"], 101.0 + row["window"]
+    by_layer = [[row for row in rows if row["layer"] == layer] for layer in (3, 4)]
+    write(tmp_path / "apart", by_layer)
+    write(tmp_path / "together", [by_layer[0] + by_layer[1]])
+    one, other = (open_recording(tmp_path / name).parts("part") for name in ("apart", "together"))
+    equal(fold(one, INFO), fold(other, INFO))
