@@ -17,7 +17,7 @@ PACKAGES = ("torch", "numpy", "pyarrow", "pandas", "transformers")
 FLOOR = 0.02
 """A change below 2 % is never called one."""
 UNKNOWN = 0.10
-"""Taken as the noise of a time or ratio that was measured once."""
+"""Noise of a time or ratio that was measured once; half of it where there are two or three."""
 
 Better = Literal["higher", "lower", ""]
 
@@ -35,6 +35,7 @@ class Figure:
         better: in which direction; empty for a figure that only says what others are of.
         target: what was promised, in that direction.
         exact: not a matter of time: any change is a change.
+        runs: how many; 0 where nobody noted it.
     """
 
     table: str
@@ -48,6 +49,7 @@ class Figure:
     better: Better = ""
     target: float | None = None
     exact: bool = False
+    runs: int = 0
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -80,6 +82,8 @@ class Figure:
             assert self.middle is not None
             noise = 0.0 if self.exact else UNKNOWN
             low, high = self.middle * (1 - noise), self.middle * (1 + noise)
+        elif 0 < self.runs < 4 and not self.exact:
+            low, high = low * (1 - UNKNOWN / 2), high * (1 + UNKNOWN / 2)
         return low, high
 
 
@@ -89,9 +93,12 @@ def figure(
     """The median of some runs, with quartiles, or with the range of fewer than four."""
     if not isinstance(values, Sequence):
         return Figure(table, row, column, float(values), **options)  # type: ignore[arg-type]
+    if len(values) == 1:
+        return Figure(table, row, column, values[0], runs=1, **options)  # type: ignore[arg-type]
     low, high = min(values), max(values)
     if len(values) > 3:
         low, _, high = statistics.quantiles(values, n=4)
+    options["runs"] = len(values)
     return Figure(table, row, column, statistics.median(values), low, high, **options)  # type: ignore[arg-type]
 
 

@@ -77,6 +77,7 @@ def test_a_range_without_a_median_is_compared_by_its_ends():
     assert str(before) == "0.800 to 1.200"
     assert verdict(before, ratio([0.9, 1.0])) == ""
     assert verdict(before, ratio([0.5, 0.6])) == "worse"
+    assert verdict(ratio([0.9, 1.0]), ratio([0.86, 0.88])) == ""  # two runs say little
 
 
 def test_a_busy_machine_does_not_replace_a_quiet_one(tmp_path: Path, capsys):
@@ -103,7 +104,9 @@ def test_a_result_comes_back_as_it_was(tmp_path: Path):
 
 def test_medians_and_quartiles():
     assert ratio([3.0, 1.0]).middle == 2.0
-    assert ratio([3.0, 1.0]).span == (1.0, 3.0)
+    assert str(ratio([3.0, 1.0])) == "2.000 (1.000 to 3.000)"
+    assert ratio([3.0, 1.0]).span == pytest.approx((0.95, 3.15))
+    assert ratio([3.0]).span == pytest.approx((2.7, 3.3))
     five = ratio([1.0, 2.0, 3.0, 4.0, 5.0])
     assert (five.middle, *five.span) == (3.0, 1.5, 4.5)
     assert str(five) == "3.000 (1.500 to 4.500)"
