@@ -43,11 +43,7 @@ def page(results: Path = RESULTS, texts: Path = TEXTS) -> str:
 
 
 def filled(text: str, result: Result) -> str:
-    """A text with its placeholders replaced.
-
-    Raises:
-        KeyError: it names a table or figure that the result doesn't have.
-    """
+    """A text with its placeholders replaced; what a result doesn't have was not measured."""
     return re.sub(r"\{\{(.+?)\}\}", lambda found: _value(found[1].strip(), result), text)
 
 
@@ -63,18 +59,16 @@ def _value(name: str, result: Result) -> str:
     if name.startswith("table "):
         return table([one for one in result.figures if one.table == name[6:]])
     wanted = name.removeprefix("met ")
-    one = {"/".join(one.key): one for one in result.figures}[wanted]
+    one = {"/".join(one.key): one for one in result.figures}.get(wanted)
+    if one is None:
+        return "not measured"
     return {True: "met", False: "**missed**", None: "–"}[one.met] if name != wanted else str(one)
 
 
 def table(figures: Sequence[Figure]) -> str:
-    """Rows and columns in the order in which they first occur.
-
-    Raises:
-        KeyError: there are none.
-    """
+    """Rows and columns in the order in which they first occur."""
     if not figures:
-        raise KeyError("no such table")
+        return "not measured"
     cells = {(one.row, one.column): str(one) for one in figures}
     rows = dict.fromkeys(one.row for one in figures)
     columns = dict.fromkeys(one.column for one in figures)

@@ -133,16 +133,18 @@ def test_a_text_is_filled():
         "| r | 0.980 |  |",
         "| other | 1,234 | 2.000 |",
     ]
-    for name in ("{{t/none/c}}", "{{table none}}"):
-        with pytest.raises(KeyError):
-            filled(name, one)
+    for name in ("{{t/none/c}}", "{{table none}}", "{{met t/none/c}}"):
+        assert filled(name, one) == "not measured"
 
 
 # -- what is kept here
 
 
 def test_the_page_is_made_of_the_kept_results():
-    assert PAGE.read_text(encoding="utf-8") == page(), "python -m tests.bench.page writes it"
+    text = PAGE.read_text(encoding="utf-8")
+    assert text == page(), "python -m tests.bench.page writes it"
+    # The measured gain of placements is newer than the kept result.
+    assert text.count("not measured") <= 1
 
 
 @pytest.mark.parametrize("path", sorted((Path(__file__).parent / "results").glob("*.json")))
