@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from routeprof.errors import NotARecordingError
 from routeprof.recording.layers import LayerSource, union
-from routeprof.recording.places import parquet_file, place, snapshot
+from routeprof.recording.places import is_remote, parquet_file, place, snapshot
 from routeprof.recording.schema import (
     INFO_FILE,
     KINDS,
@@ -23,6 +23,7 @@ from routeprof.recording.schema import (
     RankState,
     RecordingInfo,
 )
+from routeprof.recording.seal import broken
 
 RANKS_PER_RUN = 100_000
 """Rank r of the n-th of several runs has the number n · 100,000 + r; runs count from 0."""
@@ -212,6 +213,8 @@ def read_part(
     names = whole.names if columns is None else ["rank", *columns]
     schema = pa.schema([due for due in whole if due.name in names])
     try:
+        if not is_remote(part.path) and broken(part.path):
+            return f"{part.label} does not match its checksum"
         table = parquet_file(part.path, page_checksum_verification=True).read(schema.names)
         missing = [name for name in schema.names if name not in table.column_names]
         if missing:

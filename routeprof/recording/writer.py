@@ -22,6 +22,7 @@ from routeprof.recording.schema import (
     part_name,
     rank_directory,
 )
+from routeprof.recording.seal import seal
 
 
 class RecordingWriter:
@@ -59,6 +60,7 @@ class RecordingWriter:
                 write_statistics=False,
                 write_page_checksum=True,
             )
+            seal(temporary)
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
