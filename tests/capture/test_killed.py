@@ -76,20 +76,21 @@ def test_killed_at_random(children, seed):
     truth = list(islice(steps(seed), recorded))
     if recorded:
         same_loads(profile, LAYERS, truth)
-    # What ended before the last window did is there; what is there had begun.
-    last = windows["end"].max() if recorded else -np.inf
-    assert sum(end < last for end in ends) <= recorded <= len(ends) + 1
+    # What ended before the last window began is there; what is there had begun.
+    assert sum(end < windows["start"].max() for end in ends) <= recorded <= len(ends) + 1
+    # Detail may lack what the last flush had not come to, or hold steps of the next.
+    least, most = before(windows), len(ends) + 1
     if said["level"] != "windows":
-        assert len(profile.steps()) in {len(LAYERS) * recorded, len(LAYERS) * before(windows)}
+        assert least <= len(profile.steps()) / len(LAYERS) <= most
     if said["level"] == "tokens":
+        truth = list(islice(steps(seed), most))
         for position, layer in enumerate(LAYERS):
             ids = profile.tokens(layer.index).ids
-            known = len(ids) // 4
-            assert known in {recorded, before(windows)}
-            expected = [step.calls[position].ids for step in truth[:known]]
+            assert 4 * least <= len(ids) <= 4 * most
+            expected = [step.calls[position].ids for step in truth[: len(ids) // 4]]
             np.testing.assert_array_equal(ids, np.concatenate([ids[:0], *expected]))
 
 
 def before(windows) -> int:
     """Steps without those of the last window, whose detail may not have been written."""
-    return int(windows["steps"].iloc[:-1].sum())
+    return int(windows["steps"][windows["window"] < windows["window"].max()].sum())
