@@ -47,7 +47,7 @@ def broken(path: Path) -> bool:
         if mark != MARK:
             return False
         with memoryview(data) as view, view[:place] as pages, view[foot:] as rest:
-            return crc32(rest, crc32(pages)) != due
+            return crc32(rest, crc32(pages)) != int(due)
 
 
 def _foot(data: bytes | mmap.mmap) -> int:
