@@ -11,8 +11,8 @@ PIP := install --quiet --disable-pip-version-check
 DEMO_OUT := demo-out
 ARGS ?=
 
-.PHONY: demo test test-transformers4 test-vllm test-sglang engines test-gpu test-wheel lint format
-.PHONY: bench bench-audit bench-placement bench-vllm bench-dashboard screenshots programs clean
+.PHONY: demo test test-kills test-transformers4 test-vllm test-sglang engines test-gpu test-wheel lint format
+.PHONY: bench bench-audit bench-placement bench-vllm bench-dashboard soak screenshots programs clean
 
 demo: $(INSTALLED)  ## record the sample model, print, report, serve (ARGS=--no-serve ends by itself)
 	rm -rf $(DEMO_OUT)
@@ -20,6 +20,9 @@ demo: $(INSTALLED)  ## record the sample model, print, report, serve (ARGS=--no-
 
 test: $(INSTALLED) programs  ## all tests; those that need Chromium or Prometheus skip without
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+test-kills: $(INSTALLED)  ## 200 recording processes, killed at random moments
+	ROUTEPROF_KILLS=200 $(BIN)/python -m pytest tests/capture/test_killed.py $(ARGS)
 
 test-transformers4: $(INSTALLED) $(OLD_INSTALLED)  ## the hooks on transformers 4.57
 	ROUTEPROF_TRANSFORMERS_4=$(abspath $(OLD_VENV)/bin/python) \
@@ -52,18 +55,14 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(INSTALLED)  ## what capture costs, as ratios measured in one run
-	$(BIN)/python -W ignore -m tests.bench.capture $(ARGS)
+bench: $(INSTALLED) programs  ## all benchmarks but vLLM's (ARGS='capture fold' chooses): what changed, and docs/benchmarks.md
+	$(BIN)/python -W ignore -m tests.bench $(ARGS)
 
-bench-placement: $(INSTALLED)  ## placements by ours and by EPLB, fitted and held out (ARGS='--eplb FILE' times the original)
-	$(BIN)/python -m tests.bench.placement $(ARGS)
-	$(BIN)/python -m tests.bench.expert_parallel
+bench-placement bench-audit bench-dashboard: bench-%: $(INSTALLED) programs  ## one of them, with its own ARGS
+	$(BIN)/python -W ignore -m tests.bench $* $(ARGS)
 
-bench-audit: $(INSTALLED)  ## how fast expert weights are audited, against reading the file (4 GiB in TMPDIR)
-	$(BIN)/python -m tests.bench.audit $(ARGS)
-
-bench-dashboard: $(INSTALLED) programs  ## how fast the page is on a big recording, and for many at once
-	$(BIN)/python -m tests.bench.dashboard $(ARGS)
+soak: $(INSTALLED)  ## record for 30 minutes (ARGS='--minutes 5') and look for what grows
+	$(BIN)/python -W ignore -m tests.soak $(ARGS)
 
 screenshots: $(INSTALLED) programs  ## pictures of every view for docs/dashboard.md
 	$(BIN)/python -m tests.dashboards.screenshots docs/images

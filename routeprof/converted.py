@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from routeprof.errors import NotARecordingError, UsageError
+from routeprof.recording.places import is_remote, place
 
 
 def as_recording(path: str | Path) -> Path:
@@ -19,8 +20,8 @@ def as_recording(path: str | Path) -> Path:
         NotARecordingError: the path is neither.
         UsageError: as ``read``.
     """
-    path = Path(path)
-    if (path.is_dir() and any(path.glob("rank-*"))) or not path.exists():
+    path = place(path)
+    if is_remote(path) or (path.is_dir() and any(path.glob("rank-*"))) or not path.exists():
         return path
     # Only now: all readers are behind it, and recordings need none.
     from routeprof.formats import FORMATS, convert, recognised

@@ -10,6 +10,9 @@
     │   ├── RecordingExistsError       the directory to write to already holds something
     │   ├── OverlapError               two directories hold the same part of one run
     │   ├── MismatchError              ranks or recordings of different models
+    │   ├── OverflowingError           numbers too large to be counts
+    │   ├── UnreachableError           the store that an address is of does not answer, or refuses
+    │   ├── WorkersError               processes that were to read it are gone or cannot be reached
     │   └── LevelRequiredError         the question needs a more detailed level
     │       └── NotKnownError          the file that was converted does not say it
     ├── CaptureError                   attaching or recording went wrong
@@ -62,6 +65,18 @@ class OverlapError(RecordingError):
 
 class MismatchError(RecordingError):
     """Ranks or recordings of different models, which cannot be added up."""
+
+
+class OverflowingError(RecordingError):
+    """Whole numbers add up to more than an int64 holds: the recording is damaged."""
+
+
+class WorkersError(RecordingError):
+    """The processes that were to read a recording are gone or cannot be reached."""
+
+
+class UnreachableError(RecordingError):
+    """The store or the remote file system that an address is of cannot be read."""
 
 
 class LevelRequiredError(RecordingError):

@@ -21,7 +21,7 @@ from routeprof.diagnose import Finding, findings
 from routeprof.errors import EmptyRecordingError, LevelRequiredError, NotKnownError, UsageError
 from routeprof.rank_loads import rank_loads_table
 from routeprof.ranks import ranks_table
-from routeprof.recording.fold import Key, Totals, fold
+from routeprof.recording.fold import Key, Progress, Totals, fold
 from routeprof.recording.merge import open_recordings
 from routeprof.recording.reader import RANKS_PER_RUN, RecordingFiles
 from routeprof.recording.schema import RecordingInfo
@@ -39,6 +39,7 @@ def load(
     path: str | Path | Iterable[str | Path],
     *more: str | Path,
     executor: Executor | None = None,
+    progress: Progress | None = None,
 ) -> Profile:
     """Read a recording, finished or still being written; several are added up.
 
@@ -46,9 +47,13 @@ def load(
     together rank by rank; other directories are further runs of the same model.
 
     Args:
-        path: a recording's directory, or a file of another tool (`routeprof.formats`), or several.
+        path: a recording's directory, its address (``s3://bucket/runs/a``, or another of
+            `routeprof.recording.places`), or a file of another tool (`routeprof.formats`), or
+            several.
         more: further directories.
-        executor: any ``concurrent.futures`` executor to read the parts with.
+        executor: any ``concurrent.futures`` executor to read the parts with; the result does not
+            depend on it.
+        progress: called now and then with the number of parts read and of all.
 
     Raises:
         NotARecordingError: there is no recording at a path.
@@ -57,10 +62,10 @@ def load(
         OverlapError: two directories hold the same rank of one run.
         MismatchError: ranks or recordings have different layers under the same index.
     """
-    first = [path] if isinstance(path, str | Path) else list(path)
+    first = [path] if isinstance(path, str) or not isinstance(path, Iterable) else list(path)
     files = open_recordings([as_recording(one) for one in (*first, *more)])
     parts = files.parts("part")
-    totals = fold(parts, files.info, executor=executor)
+    totals = fold(parts, files.info, executor=executor, progress=progress)
     if parts and len(totals.unread) == len(parts):
         where = ", ".join(str(directory) for directory in files.directories)
         raise EmptyRecordingError(
@@ -211,6 +216,7 @@ class Profile:
         phase: str | None = None,
         tag: str | None = None,
         between: tuple[float, float] | None = None,
+        executor: Executor | None = None,
     ) -> Profile:
         """The part of the recording with this phase, this tag, and in these windows.
 
@@ -219,11 +225,12 @@ class Profile:
             between: seconds since the epoch; windows that end after the first and not after the
                 second are kept. Their largest step imbalance is exact at level steps, else it
                 may be of an earlier window.
+            executor: any ``concurrent.futures`` executor to read these windows with.
 
         Raises:
             UsageError: the phase or the tag does not occur.
         """
-        profile = self._between(between) if between is not None else self
+        profile = self._between(between, executor) if between is not None else self
         if phase is not None and phase not in self.phases:
             raise UsageError(f"phase {phase!r} does not occur; there are {_listed(self.phases)}")
         names = [tables.tag_name(name) for name in self.tags]
@@ -247,12 +254,13 @@ class Profile:
             tag=tag or self.tag,
         )
 
-    def _between(self, between: tuple[float, float]) -> Profile:
+    def _between(self, between: tuple[float, float], executor: Executor | None) -> Profile:
         if self.files is None:
             raise UsageError("a profile made in memory has no windows to select from")
         if self.between is not None:
             between = (max(between[0], self.between[0]), min(between[1], self.between[1]))
-        totals = fold(self.files.parts("part"), self.info, between=between)
+        parts = self.files.parts("part")
+        totals = fold(parts, self.info, between=between, executor=executor)
         kept = set(self.totals.keys)
         return replace(self, totals=tables.only_keys(totals, kept.__contains__), between=between)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,17 +46,7 @@ _WHOLE = "steps tokens assignments invalid dead_experts hottest_expert coldest_e
 
 def only_keys(totals: Totals, wanted: Callable[[Key], bool]) -> Totals:
     """The totals of some keys alone."""
-    kept = [number for number, key in enumerate(totals.keys) if wanted(key)]
-    place = np.full(len(totals.keys), -1)
-    place[kept] = np.arange(len(kept))
-    return replace(
-        totals,
-        keys=tuple(totals.keys[number] for number in kept),
-        sums={name: values[kept] for name, values in totals.sums.items()},
-        lists={name: values[kept] for name, values in totals.lists.items()},
-        imbalance_max=totals.imbalance_max[kept],
-        windows=totals.windows.only(np.isin(totals.windows.key, kept)).renumbered(place),
-    )
+    return totals.only(wanted)
 
 
 def groups(profile: Profile, breakdown: bool) -> Iterator[tuple[str, str, list[int]]]:

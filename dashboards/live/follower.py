@@ -9,7 +9,7 @@ from time import monotonic
 
 from routeprof.dashboards.live.spans import Span, Spans
 from routeprof.dashboards.live.thinning import thinned
-from routeprof.recording.fold import Totals, fold_part, merge, repeated
+from routeprof.recording.fold import Totals, exact_part, merge, merge_exact, repeated
 from routeprof.recording.reader import Part, RecordingFiles
 from routeprof.recording.schema import RecordingInfo
 
@@ -93,7 +93,7 @@ class Follower:
             good = [(part, totals) for part, totals in pairs if totals is not None]
             for first in range(0, len(good), size):
                 group = good[first : first + size]
-                totals = merge([totals for _, totals in group], files.info)
+                totals = merge_exact([totals for _, totals in group], files.info)
                 self._spans.add([part for part, _ in group], totals)
                 yield totals
             if monotonic() >= until:
@@ -105,7 +105,7 @@ class Follower:
         if part.path in self._unread and self._unread[part.path][0] == stamp:
             return None
         try:
-            totals = fold_part(part, files.info, None)
+            totals = exact_part(part, files.info, None)
             line = totals.unread[0] if totals.unread else repeated(part, totals, self._windows)
         except Exception as error:  # columns of the right names with nonsense in them
             line = f"{part.label} cannot be read: {type(error).__name__}: {error}"

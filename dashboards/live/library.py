@@ -16,6 +16,7 @@ from routeprof.dashboards.live.source import Reading, Source
 from routeprof.dashboards.state import ViewState, parse_query
 from routeprof.dashboards.view import Content
 from routeprof.errors import RouteprofError
+from routeprof.recording.places import place
 from routeprof.recording.reader import open_recording
 from routeprof.recording.schema import INFO_FILE, RecordingInfo
 
@@ -76,7 +77,7 @@ class Library:
     """
 
     def __init__(self, *paths: str | Path) -> None:
-        self.paths = tuple(Path(path) for path in paths)
+        self.paths = tuple(place(path) for path in paths)
         self._lock = threading.Lock()
         self._found: dict[str, tuple[Path, ...]] = {}
         self._looked = -_LOOK_SECONDS
@@ -146,7 +147,10 @@ class Library:
     def _list(self) -> dict[str, tuple[Path, ...]]:
         if len(self.paths) == 1:
             path = self.paths[0]
-            below = {} if (path / INFO_FILE).is_file() else _below(path)
+            try:
+                below = {} if (path / INFO_FILE).is_file() else _below(path)
+            except RouteprofError:  # a store that does not answer just now: its source will say so
+                below = self._found
             return below or {self.title: (path,)}
         names = [path.resolve().name for path in self.paths]
         if len(set(names)) < len(names):

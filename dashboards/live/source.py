@@ -17,6 +17,7 @@ from routeprof.dashboards.state import duration
 from routeprof.errors import RouteprofError
 from routeprof.profile import Profile
 from routeprof.recording.merge import open_recordings
+from routeprof.recording.places import is_remote, place
 from routeprof.recording.schema import INFO_FILE, RANK_FILE
 
 READ_SECONDS = 0.7
@@ -26,6 +27,8 @@ KEPT = 8
 """Selections that are kept with all that was computed of them, the newest."""
 
 _PAUSE, _TICK = 0.3, 0.1
+_PAUSE_REMOTE = 5.0
+"""Stores ask money for each listing."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Source:
     """
 
     def __init__(self, path: str | Path, *more: str | Path) -> None:
-        self.paths = tuple(Path(one) for one in (path, *more))
+        self.paths = tuple(place(one) for one in (path, *more))
         self.born = monotonic_ns()
         self._lock = threading.Lock()
         self._folded: Follower | None = None
@@ -159,7 +162,11 @@ class Source:
         self._reading = Reading(version, profile, message, doing)
         # A huge directory on a slow disk must not be listed without end.
         end = monotonic()
-        self._due = end if self.behind else end + max(_PAUSE, 5 * (end - start))
+        self._due = end if self.behind else end + max(self._pause, 5 * (end - start))
+
+    @property
+    def _pause(self) -> float:
+        return _PAUSE_REMOTE if any(map(is_remote, self.paths)) else _PAUSE
 
     def _load(self, until: float) -> Profile:
         stamps = self._stamps()

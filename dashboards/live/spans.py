@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from routeprof.dashboards.live.thinning import joined
-from routeprof.recording.fold import Totals, fold, merge
+from routeprof.recording.fold import Totals, fold, merge, merge_exact
 from routeprof.recording.reader import Part
 from routeprof.recording.schema import RecordingInfo
 
@@ -25,7 +25,7 @@ class Span:
 
     Attributes:
         first, last: the lowest and the highest end of their windows, seconds since the epoch.
-        totals: their sum; in its timeline they are one window.
+        totals: their sum, floats in ``exact`` alone; in its timeline they are one window.
     """
 
     parts: tuple[Part, ...]
@@ -55,7 +55,7 @@ class Spans:
 
     def _join(self, place: int) -> None:
         one, other = self._spans[place : place + 2]
-        totals = merge([one.totals, other.totals], self._info)
+        totals = merge_exact([one.totals, other.totals], self._info)
         self._spans[place : place + 2] = [
             Span(
                 one.parts + other.parts,
@@ -88,4 +88,6 @@ def _within(span: Span, between: tuple[float, float]) -> bool:
 
 def _bytes(totals: Totals) -> int:
     arrays = [*totals.sums.values(), *totals.lists.values()]
+    for exact in totals.exact.values():
+        arrays += [exact.seen, *exact.digits.values()]
     return sum(array.nbytes for array in arrays)

@@ -18,6 +18,7 @@ from routeprof.commands.demo import demo
 from routeprof.commands.detach import detach
 from routeprof.commands.diagnose import diagnose
 from routeprof.commands.diff import diff
+from routeprof.commands.fold import fold
 from routeprof.commands.plan import plan
 from routeprof.commands.report import report
 from routeprof.commands.run import run
@@ -55,7 +56,7 @@ PASSED_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 add(app, RECORD, demo)
 add(app, RECORD, run, settings=PASSED_ON)
 add(app, RECORD, attach, detach, start, pause, stop, status)
-add(app, LOOK, summary, top, dashboard, report, serve_metrics)
+add(app, LOOK, summary, top, dashboard, report, fold, serve_metrics)
 add(app, JUDGE, diagnose, check, diff, watch)
 app.add_typer(whatif, name="whatif", rich_help_panel=CHANGE)
 add(app, CHANGE, plan, audit)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from routeprof.commands.options import Place
+from routeprof.recording.places import place
+
 
 def dashboard(
     directories: Annotated[
-        list[Path],
+        list[Place],
         typer.Argument(
+            parser=place,
             help="A recording, several (added up, each alone, compared), or a directory of them.",
             metavar="DIR...",
             show_default=False,

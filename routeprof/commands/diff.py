@@ -8,13 +8,18 @@ from typing import Annotated
 
 import typer
 
-from routeprof.commands.options import AsJson, Between, Phase, Tag, selected
+from routeprof.commands.options import AsJson, Between, Phase, Place, Tag, selected
+from routeprof.recording.places import place
 
 First = Annotated[
-    Path, typer.Argument(help="The recording from before.", metavar="A", show_default=False)
+    Place,
+    typer.Argument(
+        parser=place, help="The recording from before.", metavar="A", show_default=False
+    ),
 ]
 Second = Annotated[
-    Path, typer.Argument(help="The recording from after.", metavar="B", show_default=False)
+    Place,
+    typer.Argument(parser=place, help="The recording from after.", metavar="B", show_default=False),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,21 +11,30 @@ import typer
 if TYPE_CHECKING:
     from routeprof.profile import Profile
 
+    Place = Path
+else:
+
+    class Place:
+        """A path that typer leaves as ``place`` made it; it would make a ``Path`` of a path."""
+
+
 from routeprof.commands.completion import levels, phases
 from routeprof.errors import UsageError
+from routeprof.recording.places import place
 from routeprof.timerange import parse_range
 from routeprof.topology import LEVELS
 
 Recordings = Annotated[
-    list[Path],
+    list[Place],
     typer.Argument(
+        parser=place,
         help="The recording, or another tool's file; several are added up.",
         metavar="DIR...",
         show_default=False,
     ),
 ]
 Directory = Annotated[
-    Path, typer.Argument(help="The recording.", metavar="DIR", show_default=False)
+    Place, typer.Argument(parser=place, help="The recording.", metavar="DIR", show_default=False)
 ]
 Out = Annotated[
     Path,
@@ -62,11 +72,17 @@ def check_options(level: str, window: float) -> None:
         raise UsageError(f"window {window:g} is not between 0.05 and 3600 seconds")
 
 
-def selected(profile: Profile, phase: str | None, tag: str | None, between: str | None) -> Profile:
+def selected(
+    profile: Profile,
+    phase: str | None,
+    tag: str | None,
+    between: str | None,
+    executor: Executor | None = None,
+) -> Profile:
     """The part of a recording that the user asked for.
 
     Raises:
         UsageError: the phase or the tag does not occur, or the range is none.
     """
     absolute = None if between is None else profile.since_start(parse_range(between))
-    return profile.select(phase=phase, tag=tag, between=absolute)
+    return profile.select(phase=phase, tag=tag, between=absolute, executor=executor)

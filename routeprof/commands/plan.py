@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from routeprof.commands.completion import CACHE_DTYPES, DTYPES, models, one_of
-from routeprof.commands.options import AsJson, Phase, Tag, selected
+from routeprof.commands.options import AsJson, Phase, Place, Tag, selected
 from routeprof.errors import UsageError
+from routeprof.recording.places import place
 
 if TYPE_CHECKING:
     from routeprof.plan.hotness import Measured
@@ -75,8 +76,12 @@ def plan(
     runtime: Annotated[str, typer.Option(help="CUDA context, NCCL and the engine.")] = "1GiB",
     graphs: Annotated[str, typer.Option(help="CUDA graphs; 0 for none.")] = "1GiB",
     recording: Annotated[
-        list[Path] | None,
-        typer.Option(help="Loads of experts as recorded, instead of even ones.", metavar="DIR"),
+        list[Place] | None,
+        typer.Option(
+            parser=place,
+            help="Loads of experts as recorded, instead of even ones.",
+            metavar="DIR",
+        ),
     ] = None,
     phase: Phase = None,
     tag: Tag = None,

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from routeprof.commands.options import Between, Phase, Recordings, Tag, selected
+from routeprof.commands.options import Between, Phase, Recordings, Tag
+from routeprof.commands.reading import Dask, WorkerCount, loaded
 
 
 def report(
@@ -33,14 +34,15 @@ def report(
     png: Annotated[bool, typer.Option("--png", help="Figures as PNG, which is usual.")] = False,
     svg: Annotated[bool, typer.Option("--svg", help="Figures as SVG.")] = False,
     pdf: Annotated[bool, typer.Option("--pdf", help="Figures as PDF.")] = False,
+    workers: WorkerCount = 1,
+    dask: Dask = None,
 ) -> None:
     """Write CSV files, one HTML page and figures; no browser is needed.
 
     Example: routeprof report runs/mixtral -o out --html --svg
     """
-    from routeprof.profile import load
 
-    profile = selected(load(directories), phase, tag, between)
+    profile = loaded(directories, workers, dask, phase=phase, tag=tag, between=between)
     files = profile.write_csv(out, ranks=ranks)
     if not csv_only:
         from routeprof.report.figures import write_figures

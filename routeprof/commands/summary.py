@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from routeprof.commands.options import AsJson, Between, Phase, Recordings, Tag, selected
+from routeprof.commands.options import AsJson, Between, Phase, Recordings, Tag
+from routeprof.commands.reading import Dask, WorkerCount, loaded
 
 
 def summary(
@@ -19,6 +20,8 @@ def summary(
         bool, typer.Option("--all", help="Every layer, not only the worst.")
     ] = False,
     as_json: AsJson = False,
+    workers: WorkerCount = 1,
+    dask: Dask = None,
 ) -> None:
     """Print what a recording says, what was not captured first.
 
@@ -30,11 +33,10 @@ def summary(
 
     from rich.console import Console
 
-    from routeprof.profile import load
     from routeprof.report.summary import summary_json
     from routeprof.report.text import print_summary
 
-    profile = selected(load(directories), phase, tag, between)
+    profile = loaded(directories, workers, dask, phase=phase, tag=tag, between=between)
     if as_json:
         typer.echo(json.dumps(summary_json(profile, now=time()), indent=1))
     else:

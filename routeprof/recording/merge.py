@@ -9,6 +9,7 @@ from pathlib import Path
 
 from routeprof.errors import OverlapError, UsageError
 from routeprof.recording.layers import LayerSource, union
+from routeprof.recording.places import place
 from routeprof.recording.reader import RANKS_PER_RUN, RankFiles, RecordingFiles, open_recording
 from routeprof.recording.schema import RecordingInfo
 from routeprof.topology import LEVELS
@@ -29,7 +30,7 @@ def open_recordings(paths: Sequence[str | Path]) -> RecordingFiles:
     """
     if not paths:
         raise UsageError("no recording was named; name at least one directory")
-    _check_named_once([Path(path) for path in paths])
+    _check_named_once([place(path) for path in paths])
     found = [open_recording(path) for path in paths]
     if len(found) == 1:
         return found[0]

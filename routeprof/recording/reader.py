@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from routeprof.errors import NotARecordingError
 from routeprof.recording.layers import LayerSource, union
+from routeprof.recording.places import is_remote, parquet_file, place, snapshot
 from routeprof.recording.schema import (
     INFO_FILE,
     KINDS,
@@ -23,6 +23,7 @@ from routeprof.recording.schema import (
     RankState,
     RecordingInfo,
 )
+from routeprof.recording.seal import broken
 
 RANKS_PER_RUN = 100_000
 """Rank r of the n-th of several runs has the number n · 100,000 + r; runs count from 0."""
@@ -150,7 +151,7 @@ def open_recording(path: str | Path) -> RecordingFiles:
         NewerSchemaError: it was written by a newer routeprof.
         MismatchError: two of its ranks have different layers under the same index.
     """
-    directory = Path(path)
+    directory = place(path)
     info_file = directory / INFO_FILE
     if not directory.exists():
         raise NotARecordingError(f"{directory} does not exist; name a recording's directory")
@@ -166,7 +167,7 @@ def open_recording(path: str | Path) -> RecordingFiles:
     info = RecordingInfo.from_json(text, str(info_file))
     found, said = [], LayerSource(INFO_FILE, info.layers, info.passes)
     sources = [said]
-    for child in sorted(directory.iterdir()):
+    for child in sorted(snapshot(directory).iterdir()):
         match = _RANK.match(child.name)
         if match and child.is_dir():
             rank = _rank(child, int(match.group(1)))
@@ -212,7 +213,9 @@ def read_part(
     names = whole.names if columns is None else ["rank", *columns]
     schema = pa.schema([due for due in whole if due.name in names])
     try:
-        table = pq.ParquetFile(part.path, page_checksum_verification=True).read(schema.names)
+        if not is_remote(part.path) and broken(part.path):
+            return f"{part.label} does not match its checksum"
+        table = parquet_file(part.path, page_checksum_verification=True).read(schema.names)
         missing = [name for name in schema.names if name not in table.column_names]
         if missing:
             return f"{part.label} lacks the columns {', '.join(missing)}"
@@ -264,16 +267,17 @@ def _kind(kind: pa.DataType) -> str:
 
 def _fault(table: pa.Table, part: Part, info: RecordingInfo) -> str:
     """What contradicts its place or what ``recording.json`` says; empty if nothing does."""
-    ranks = set(column(table, "rank").to_pylist()) - {part.rank % RANKS_PER_RUN}
+    ranks = set(column(table, "rank").unique().to_pylist()) - {part.rank % RANKS_PER_RUN}
     if ranks:
         return f"is of rank {', '.join(map(str, ranks))} and lies in another rank's directory"
     if "layer" not in table.column_names:
         return ""
     layers = {layer.index: layer for layer in info.layers}
-    indices = column(table, "layer").to_pylist()
-    unknown = set(indices) - layers.keys()
+    own = column(table, "layer")
+    unknown = set(own.unique().to_pylist()) - layers.keys()
     if unknown:
         return f"has layers that {INFO_FILE} does not name: {', '.join(map(str, unknown))}"
+    indices = own.to_numpy().tolist()
     experts = np.array([layers[index].experts for index in indices], dtype=np.int64)
     lengths = dict.fromkeys(("counts", "probability_mass", "weight_sum"), experts)
     factors = info.capacity_factors if part.factors is None else part.factors
@@ -288,12 +292,16 @@ def _fault(table: pa.Table, part: Part, info: RecordingInfo) -> str:
 
 def _fits(lists: pa.ListArray, lengths: NDArray[np.int64]) -> bool:
     """Whether every list that is there has its length."""
-    valid = lists.is_valid().to_numpy(zero_copy_only=False)
-    found = lists.value_lengths().fill_null(0).to_numpy()
-    return bool((found == lengths)[valid].all())
+    fits = np.diff(lists.offsets.to_numpy()) == lengths
+    if lists.null_count:
+        fits |= lists.is_null().to_numpy(zero_copy_only=False)
+    return bool(fits.all())
 
 
 def column(table: pa.Table, name: str) -> Any:
     """One column as a single chunk."""
-    chunks = table.column(name).combine_chunks()
+    chunks = table.column(name)
+    if chunks.num_chunks == 1:
+        return chunks.chunk(0)
+    chunks = chunks.combine_chunks()  # which would copy a single one
     return chunks.chunk(0) if isinstance(chunks, pa.ChunkedArray) else chunks

@@ -22,6 +22,7 @@ from routeprof.recording.schema import (
     part_name,
     rank_directory,
 )
+from routeprof.recording.seal import seal
 
 
 class RecordingWriter:
@@ -55,10 +56,11 @@ class RecordingWriter:
                 table,
                 temporary,
                 compression="zstd",
-                use_dictionary=_dictionary_columns(schema),
+                **_encodings(schema),
                 write_statistics=False,
                 write_page_checksum=True,
             )
+            seal(temporary)
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
@@ -78,8 +80,34 @@ class RecordingWriter:
             write_whole(self.rank / RANK_FILE, self.state.to_json())
 
 
-def _dictionary_columns(schema: pa.Schema) -> list[str]:
-    return [field.name for field in schema if pa.types.is_dictionary(field.type)]
+_ASCENDING = ("request", "position")
+"""Lists whose numbers mostly follow one another."""
+
+
+def _encodings(schema: pa.Schema) -> dict[str, Any]:
+    """How numbers are written so that they take their width in bits and not in words.
+
+    Parquet knows no integers below 32 bits: a list of uint8 takes four bytes a number, of which
+    zstd does not win back all. Expert ids and counts have few values, which a dictionary numbers
+    in as few bits as it takes; numbers that follow one another are written as differences.
+    """
+    text = [field.name for field in schema if pa.types.is_dictionary(field.type)]
+    whole = [field.name for field in schema if pa.types.is_integer(field.type)]
+    lists = [
+        field.name
+        for field in schema
+        if pa.types.is_list(field.type) and pa.types.is_integer(field.type.value_type)
+    ]
+    differences = [*whole, *(_numbers(name) for name in lists if name in _ASCENDING)]
+    return {
+        "use_dictionary": [*text, *(_numbers(name) for name in lists if name not in _ASCENDING)],
+        "column_encoding": dict.fromkeys(differences, "DELTA_BINARY_PACKED"),
+    }
+
+
+def _numbers(name: str) -> str:
+    """Parquet's path of the numbers in a list column."""
+    return f"{name}.list.element"
 
 
 def _claim(directory: Path, rank: Path, info: RecordingInfo, world_size: int) -> None:

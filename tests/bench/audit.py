@@ -15,12 +15,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from routeprof.plan.weights import ENOUGH
+from tests.bench.kept import Figure, figure
 
 GIB = 1024**3
 HIDDEN, WIDTH, EXPERTS = 2048, 1024, 64
@@ -110,48 +113,62 @@ def audited(file: Path, sample: int) -> dict[str, float]:
     return figures
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def results(arguments: Sequence[str]) -> Iterator[tuple[str, str, list[Figure]]]:
+    """The suite's name, how it was measured, and its figures."""
+    parser = argparse.ArgumentParser(prog="make bench-audit", description=__doc__)
     parser.add_argument("--gib", type=float, default=4.0, help="size of the checkpoint")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="not all groups, which takes long")
     parser.add_argument("--directory", type=Path, help="keep the checkpoint there")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    figures: list[Figure] = []
     with tempfile.TemporaryDirectory() as temporary:
         directory = options.directory or Path(temporary)
         file = write(directory, int(options.gib * GIB))
         size = file.stat().st_size
-        print(f"{size / GIB:.2f} GiB of bfloat16, {os.cpu_count()} processors, in GB/s")
-        columns = {"from": 6, "errors of": -12, "read": -8, "by all": -8, "audit": -8, "ratio": -8}
-        columns |= {"peak MiB": -10, "read cpu s": -12, "cpu s": -8}
-        print("".join(f"{n:>{-w}}" if w < 0 else f"{n:{w}}" for n, w in columns.items()))
-        for _ in range(options.rounds):
-            for place in ("disk", "cache"):
-                for sample in (DEFAULT, 1)[: 1 if options.quick else 2]:
-                    row(file, size, place, sample)
+        for place in ("disk, cold", "page cache"):
+            for sample in (DEFAULT, 1)[: 1 if options.quick else 2]:
+                rounds = [turn(file, size, place, sample) for _ in range(options.rounds)]
+                what = "all groups" if sample == 1 else f"1 in {sample} groups"
+                figures += row(f"{place}, errors of {what}", rounds)
+    yield "audit", f"{size / GIB:.2f} GiB of BF16, {options.rounds} rounds.", figures
 
 
-def row(file: Path, size: int, place: str, sample: int) -> None:
+def turn(file: Path, size: int, place: str, sample: int) -> dict[str, float]:
+    """One round: reading by one thread, by all, and the audit."""
+
     def again() -> None:
-        if place == "disk":
-            forget(file)
-        else:
+        if place == "page cache":
             read(file)
+        else:
+            forget(file)
 
     again()
     plain, plain_cpu = read(file)
     again()
     together, _ = read(file, os.cpu_count() or 1)
     again()
-    figures = audited(file, sample)
-    one, every, ours = (size / s / 1e9 for s in (plain, together, figures["seconds"]))
-    what = "all groups" if sample == 1 else f"1 in {sample}"
-    print(
-        f"{place:6}{what:>12}{one:8.2f}{every:8.2f}{ours:8.2f}{ours / one:8.2f}"
-        f"{figures['peak'] / 1024**2:10.0f}{plain_cpu:12.2f}{figures['cpu']:8.2f}",
-        flush=True,
-    )
+    found = audited(file, sample)
+    one, every, ours = (size / s / 1e9 for s in (plain, together, found["seconds"]))
+    return {
+        "read by one thread, GB/s": one,
+        "by all, GB/s": every,
+        "audit, GB/s": ours,
+        "audit ÷ read": ours / one,
+        "processor seconds to read": plain_cpu,
+        "to audit": found["cpu"],
+        "peak MiB": found["peak"] / 1024**2,
+    }
 
 
-if __name__ == "__main__":
-    main()
+def row(name: str, rounds: list[dict[str, float]]) -> Iterator[Figure]:
+    kinds: dict[str, dict[str, Any]] = {
+        "audit, GB/s": {"unit": "GB/s", "better": "higher"},
+        "audit ÷ read": {"better": "higher", "target": 0.5},
+        "to audit": {"unit": "s", "better": "lower", "digits": 1},
+        "peak MiB": {"unit": "MiB", "better": "lower", "digits": 0, "target": 1024.0},
+        "processor seconds to read": {"unit": "s", "digits": 1},
+    }
+    for column in rounds[0]:
+        options = {"digits": 2} | kinds.get(column, {"unit": "GB/s"})
+        yield figure("audit", name, column, [one[column] for one in rounds], **options)

@@ -1,7 +1,7 @@
-"""What capture costs, as ratios measured in one run: ``python -m tests.bench.capture``.
+"""What capture costs, as ratios measured in one run: ``python -m tests.bench capture``.
 
 With and without capture alternate pass by pass, so that a slow minute hits both; the ratio is of
-medians, and its spread is shown. Absolute times are printed only to say what the ratios are of.
+medians, and its spread is shown. Absolute times are kept only to say what the ratios are of.
 """
 
 from __future__ import annotations
@@ -9,24 +9,23 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
-import platform
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
-import numpy
 import torch
-import transformers
 from torch import Tensor, nn
 from transformers import DynamicCache, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 import routeprof
 from routeprof.hooks.discovery import LayerSpec
 from routeprof.topology import LEVELS
+from tests.bench.kept import Figure, figure
 
 DECODE_BATCH, DECODE_CONTEXT = 16, 128
 PREFILL_BATCH, PREFILL_LENGTH = 4, 256
@@ -102,8 +101,8 @@ def compare(
     rounds: int,
     block: int,
     **options: object,
-) -> tuple[float, float, float]:
-    """Throughput with capture ÷ without: median over blocks, and its quartiles.
+) -> list[float]:
+    """Throughput with capture ÷ without, of each round.
 
     Blocks of passes with and without capture alternate; each pair gives one ratio.
     """
@@ -113,38 +112,43 @@ def compare(
     for _ in range(rounds):
         plain = statistics.median(step() for _ in range(block))
         with captured(model, **options):
-            step()
+            for _ in range(max(1, block // 10)):  # a compiled model is traced anew
+                step()
             hooked = statistics.median(step() for _ in range(block))
+        step()
         again = statistics.median(step() for _ in range(block))
         base.append((plain + again) / 2)
         ratios.append(base[-1] / hooked)
     gc.enable()
-    quartiles = statistics.quantiles(ratios, n=4)
-    return statistics.median(ratios), quartiles[0], quartiles[2]
+    return ratios
 
 
-def throughput(rounds: int) -> None:
-    """Prints the table of throughput ratios."""
-    model = build()
-    rows = [
-        ("counts and gate", {"level": "windows"}),
-        ("counts only", {"level": "windows", "gate": False}),
-        ("level steps", {"level": "steps"}),
-        ("level tokens", {"level": "tokens"}),
-    ]
-    phases = (
-        ("decode", decode_pass, 60, f"{DECODE_BATCH} sequences"),
-        ("prefill", prefill_pass, 3, f"{PREFILL_BATCH} x {PREFILL_LENGTH} tokens"),
-    )
-    for phase, make, block, shape in phases:
-        step = make(model)
+LEVELS_MEASURED: dict[str, dict[str, object]] = {
+    "windows, counts and gate": {"level": "windows"},
+    "windows, counts only": {"level": "windows", "gate": False},
+    "steps, counts and gate": {"level": "steps"},
+    "tokens, counts and gate": {"level": "tokens"},
+}
+PROMISED = ("decode", "windows, counts and gate")
+PHASES = {
+    "decode": (decode_pass, 60, f"decode, {DECODE_BATCH} sequences"),
+    "prefill": (prefill_pass, 3, f"prefill, {PREFILL_BATCH} × {PREFILL_LENGTH} tokens"),
+}
+
+
+def throughput(rounds: int, *, compiled: bool = False) -> Iterator[Figure]:
+    """Ratios of throughput with capture to that without, and what they are ratios of."""
+    for phase, (make, block, column) in PHASES.items():
+        model = build()
+        step = make(torch.compile(model) if compiled else model)
         for _ in range(block):
             step()
-        base = statistics.median(step() for _ in range(block))
-        print(f"\n{phase} of {shape}: {base * 1e3:.1f} ms a pass without capture")
-        for name, options in rows:
-            middle, low, high = compare(model, step, rounds, block, **options)
-            print(f"  {name:16} throughput x {middle:.3f}   (quartiles {low:.3f} to {high:.3f})")
+        base = [1e3 * step() for _ in range(block)]
+        yield figure("pass", "without capture", column, base, unit="ms", digits=1)
+        for name, options in LEVELS_MEASURED.items():
+            target = 0.97 if (phase, name) == PROMISED and not compiled else None
+            ratios = compare(model, step, rounds, block, **options)
+            yield figure("throughput", name, column, ratios, better="higher", target=target)
 
 
 class BareCount(nn.Module):
@@ -155,16 +159,17 @@ class BareCount(nn.Module):
         return ids
 
 
-def layer_call(rounds: int) -> None:
-    """Prints the cost of one layer call against a hook with a bare scatter_add_."""
-    print("\none layer call, counts only, against a hook that does a bare scatter_add_:")
+def layer_call(rounds: int) -> Iterator[Figure]:
+    """The cost of one layer call against a hook with a bare scatter_add_."""
     for tokens in (1, 16, 128, 1024, 4096):
         ids = torch.randint(0, 64, (tokens, 8))
         calls = max(200, 20_000 // tokens)
-        print(f"  {tokens:5} tokens: x {_layer_ratio(ids, calls, rounds):.2f}")
+        ratios = _layer_ratio(ids, calls, rounds)
+        options: dict[str, Any] = {"digits": 1, "better": "lower", "target": 2.0}
+        yield figure("call", "ratio", f"{tokens:,} tokens", ratios, **options)
 
 
-def _layer_ratio(ids: Tensor, calls: int, rounds: int) -> float:
+def _layer_ratio(ids: Tensor, calls: int, rounds: int) -> list[float]:
     layers = 24
     plain, bare, ours = _Stack(layers), _Stack(layers), _Stack(layers)
     ones = torch.ones(ids.numel(), dtype=torch.int64)
@@ -179,7 +184,7 @@ def _layer_ratio(ids: Tensor, calls: int, rounds: int) -> float:
         for _ in range(rounds):
             empty = _time(plain, ids, passes)
             ratios.append((_time(ours, ids, passes) - empty) / (_time(bare, ids, passes) - empty))
-    return statistics.median(ratios)
+    return ratios
 
 
 def _scatter(row: Tensor, ones: Tensor, module: nn.Module, args: object, ids: Tensor) -> None:
@@ -205,13 +210,12 @@ class _Stack(nn.Module):
         return ids
 
 
-def disk() -> None:
-    """Prints bytes on disk per token for each level."""
+def disk() -> Iterator[Figure]:
+    """Bytes on disk per token for each level."""
     model = build()
     step = decode_pass(model)
     prompt = torch.randint(0, 1024, (PREFILL_BATCH, PREFILL_LENGTH))
     tokens = prompt.numel() + DISK_STEPS * DECODE_BATCH
-    print(f"\nbytes on disk per token, 12 layers, top-8; {tokens} tokens, most of them decoded:")
     for level in LEVELS:
         with tempfile.TemporaryDirectory(prefix="routeprof-bench-") as folder:
             with routeprof.record(model, Path(folder) / "recording", level=level):
@@ -219,24 +223,35 @@ def disk() -> None:
                 for _ in range(DISK_STEPS):
                     step()
             size = sum(path.stat().st_size for path in Path(folder).rglob("*.parquet"))
-        print(f"  {level:8} {size / tokens:8.1f}")
+        # Parts end with time, and each has a foot, so that a slow run has more of them.
+        size /= tokens
+        yield figure("bytes", "bytes a token", level, size, unit="B", digits=0, better="lower")
 
 
-def main() -> None:
-    """Runs all of it."""
-    parser = argparse.ArgumentParser(description=__doc__)
+METHODS = {
+    "capture": "{rounds} rounds of passes with and without capture in turns.",
+    "compiled": "The same with `torch.compile`, {rounds} rounds.",
+    "layer_call": "{rounds} rounds.",
+    "disk": "One recording of each level.",
+}
+
+
+def results(arguments: Sequence[str]) -> Iterator[tuple[str, str, list[Figure]]]:
+    """Each suite's name, how it was measured, and its figures."""
+    parser = argparse.ArgumentParser(prog="make bench ARGS='capture …'", description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
-    rounds = parser.parse_args().rounds
-    print(
-        f"{platform.machine()}, {torch.get_num_threads()} threads, Python "
-        f"{platform.python_version()}, torch {torch.__version__}, transformers "
-        f"{transformers.__version__}, numpy {numpy.__version__}"
-    )
+    parser.add_argument("--only", choices=list(METHODS), help="leave the others out")
+    chosen = parser.parse_args(arguments)
+    rounds = chosen.rounds
+    parts: dict[str, Callable[[], Iterator[Figure]]] = {
+        "capture": lambda: throughput(rounds),
+        "compiled": lambda: throughput(rounds, compiled=True),
+        "layer_call": lambda: layer_call(rounds),
+        "disk": disk,
+    }
     with torch.inference_mode():
-        throughput(rounds)
-        layer_call(rounds)
-        disk()
-
-
-if __name__ == "__main__":
-    main()
+        for name, part in parts.items():
+            if chosen.only in (None, name):
+                method = METHODS[name].format(rounds=rounds)
+                threads = f" {torch.get_num_threads()} threads."
+                yield name, method + threads, list(part())

@@ -1,4 +1,4 @@
-"""How fast the dashboard is on a big recording: ``python -m tests.bench.dashboard``.
+"""How fast the dashboard is on a big recording: ``python -m tests.bench dashboard``.
 
 A server in a process of its own, a recording of 61 layers, 256 experts and 10,000 windows, and a
 real browser that measures what its user waits for: the first paint with the key figures, that
@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import Any
 
 import routeprof
 from routeprof.dashboards.views import VIEWS
+from tests.bench.kept import Figure, figure
 from tests.dashboards.made import Writer
 from tests.dashboards.synthetic import Shape, write
 
@@ -207,7 +208,7 @@ def _post(url: str, body: bytes) -> float:
 @contextmanager
 def recording(path: Path) -> Iterator[None]:
     """A process that runs a model under routeprof all the time."""
-    process = subprocess.Popen([sys.executable, "-m", __spec__.name, "--run", str(path)])
+    process = subprocess.Popen([sys.executable, "-m", __name__, str(path)])
     try:
         while not list(path.glob("rank-*/part-*.parquet")):
             sleep(0.1)
@@ -254,58 +255,79 @@ def slowdown(path: Path, quiet: tuple[float, float], busy: tuple[float, float]) 
     return rate(busy) / rate(quiet)
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--windows", type=int, default=10_000)
-    parser.add_argument("--run", type=Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.run:
-        run_model(arguments.run)
-        return
-    windows = arguments.windows
+def results(arguments: Sequence[str]) -> Iterator[tuple[str, str, list[Figure]]]:
+    """The suite's name, how it was measured, and its figures."""
     from playwright.sync_api import sync_playwright
 
+    parser = argparse.ArgumentParser(prog="make bench-dashboard", description=__doc__)
+    parser.add_argument("--windows", type=int, default=10_000)
+    windows = parser.parse_args(arguments).windows
     with (
         tempfile.TemporaryDirectory(prefix="routeprof-bench-") as folder,
         sync_playwright() as driver,
     ):
-        big = Path(folder) / "big"
-        write(big, Shape(windows=windows))
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        with server(big) as (url, pid):
-            cold = paints(browser, url)[0]
-            print(f"while the parts are read: numbers {cold[0]:,.0f} ms, a figure {cold[1]:,.0f}")
-            print(f"all of {windows:,} parts read after {wait_until_read(browser, url):,.1f} s")
-            said, drawn = zip(*paints(browser, url), strict=True)
-            print(f"first paint with the key figures: {statistics.median(said):,.0f} ms")
-            print(f"first paint with a figure too: {statistics.median(drawn):,.0f} ms")
-            every = changes(browser, url)
-            for view, times in every.items():
-                print(f"change of phase, {view}: {statistics.median(times):,.0f} ms")
-            together = [time for times in every.values() for time in times]
-            print(f"change of phase, median of all: {statistics.median(together):,.0f} ms")
-            print(f"memory of the server: {memory(pid):,.0f} MiB")
-        times = follows(browser, Path(folder) / "growing")
-        middle, longest = statistics.median(times), max(times)
-        print(f"a new window is on the page after {middle:,.0f} ms, at most {longest:,.0f}")
-        live = Path(folder) / "live"
-        with recording(live), server(live) as (url, _):
-            # They would be other machines' browsers: they leave this one's cores to the model.
-            os.nice(19)
-            asked = listen(browser, url)
-            begun = time()
-            sleep(SECONDS)
-            between = time()
-            times, errors = clients(asked)
-            ended = time()
-            p95 = statistics.quantiles(times, n=20)[-1]
-            print(f"{CLIENTS} clients: {len(times)} callbacks, {len(errors)} errors")
-            print(f"median {statistics.median(times):,.0f} ms, p95 {p95:,.0f} ms")
-            ratio = slowdown(live, (begun, between), (between, ended))
-            print(f"passes a second of the recorded process, with clients ÷ without: {ratio:.3f}")
+        figures = [*one_user(browser, Path(folder), windows), *many(browser, Path(folder))]
         browser.close()
+    yield "dashboard", f"{windows:,} windows of one part each.", figures
+
+
+def milliseconds(row: str, values: Sequence[float] | float, **options: Any) -> Figure:
+    defaults = {"unit": "ms", "digits": 0, "better": "lower"}
+    return figure("dashboard", row, "", values, **defaults | options)
+
+
+def one_user(browser: Any, folder: Path, windows: int) -> Iterator[Figure]:
+    big = folder / "big"
+    write(big, Shape(windows=windows))
+    with server(big) as (url, pid):
+        cold = paints(browser, url)[0]
+        read = wait_until_read(browser, url)
+        said, drawn = zip(*paints(browser, url), strict=True)
+        every = changes(browser, url)
+        together = [time for times in every.values() for time in times]
+        medians = [statistics.median(times) for times in every.values()]
+        peak = memory(pid)
+    yield milliseconds(PAINT, said, target=2_500.0)
+    yield milliseconds("with the first figure too, ms", drawn)
+    yield milliseconds("key figures while parts are still being read, ms", cold[0])
+    yield milliseconds("the first figure while parts are still being read, ms", cold[1])
+    yield milliseconds(CHANGE, together, target=300.0)
+    yield milliseconds("the quickest view, ms", min(medians))
+    yield milliseconds("the slowest view, ms", max(medians))
+    times = follows(browser, folder / "growing")
+    yield milliseconds("a new window of a live recording is on the page after, ms", times)
+    yield milliseconds("the same, at most, ms", max(times), target=2_000.0)
+    yield milliseconds("all parts read, s", read, unit="s")
+    yield milliseconds("largest memory of the server, MiB", peak, unit="MiB", target=1_024.0)
+
+
+PAINT = "first paint with the key figures and findings, in a fresh browser, ms"
+CHANGE = "change of the phase until all figures are drawn, all views, ms"
+
+
+def many(browser: Any, folder: Path) -> Iterator[Figure]:
+    live = folder / "live"
+    with recording(live), server(live) as (url, _):
+        # They would be other machines' browsers: they leave this one's cores to the model.
+        os.nice(19)
+        asked = listen(browser, url)
+        begun = time()
+        sleep(SECONDS)
+        between = time()
+        times, errors = clients(asked)
+        ended = time()
+        p95 = statistics.quantiles(times, n=20)[-1]
+        ratio = slowdown(live, (begun, between), (between, ended))
+    name = f"{CLIENTS} clients, each with two callbacks a second"
+    yield milliseconds(
+        f"{name}: errors", float(len(errors)), unit="of the callbacks", target=0.0, exact=True
+    )
+    yield milliseconds(f"{name}: median of a callback, ms", statistics.median(times))
+    yield milliseconds(f"{name}: p95 of a callback, ms", p95, target=1_000.0)
+    kept = "passes a second of the recorded process, with the clients ÷ without"
+    yield milliseconds(kept, ratio, unit="", digits=3, better="higher", target=1.0)
 
 
 if __name__ == "__main__":
-    main()
+    run_model(Path(sys.argv[1]))

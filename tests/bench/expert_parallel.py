@@ -1,4 +1,4 @@
-"""Predicted and measured gain of a placement: ``python -m tests.bench.expert_parallel``.
+"""Predicted and measured gain of a placement: part of ``python -m tests.bench placement``.
 
 A MoE layer with skewed routing runs on 2 and 4 real processes (gloo, one thread each) with its
 experts in order and placed by routeprof. The loads are counted, the experts' processor time is
@@ -7,7 +7,8 @@ measured, so that more processes than cores do not matter; medians of several ru
 
 from __future__ import annotations
 
-from statistics import median
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,13 +16,14 @@ import torch
 from routeprof.whatif.cluster import Cluster
 from routeprof.whatif.judge import judge
 from routeprof.whatif.placement import place
+from tests.bench.kept import Figure, figure
 from tests.whatif.expert_parallel import Weights, Work, run
 
 EXPERTS, TOP_K, HIDDEN, WIDTH, TOKENS, STEPS, RUNS = 16, 2, 256, 512, 1024, 8, 5
 
 
-def main() -> None:
-    """Print a table: the slowest process's load and time, in order ÷ placed."""
+def measure() -> Iterator[Figure]:
+    """The slowest process's load and time, in order ÷ placed."""
     torch.manual_seed(0)
     favour = torch.randn(HIDDEN)
     router = torch.randn(EXPERTS, HIDDEN) / HIDDEN**0.5
@@ -35,7 +37,6 @@ def main() -> None:
     hidden = torch.randn(STEPS, TOKENS, HIDDEN) + 0.3 * favour
     chosen = torch.topk(hidden @ router.T, TOP_K).indices.reshape(STEPS, -1)
     loads = np.stack([np.bincount(ids, minlength=EXPERTS) for ids in chosen.numpy()])[:, None]
-    print(f"{'processes':>9}{'load, predicted':>17}{'counted':>9}{'time, measured':>16}")
     for processes in (2, 4):
         slots = place(loads, Cluster.even(processes, EXPERTS + processes)).slots[0]
         predicted = _slowest(np.arange(EXPERTS), loads, processes) / _slowest(
@@ -43,8 +44,13 @@ def main() -> None:
         )
         before, after = _runs(weights, hidden, [np.arange(EXPERTS), slots], processes)
         counted = before[0][0] / after[0][0]
-        time = median(one[1] for one in before) / median(one[1] for one in after)
-        print(f"{processes:>9}{predicted:>17.4f}{counted:>9.4f}{time:>16.3f}")
+        # Of placements in turns: neighbours make a ratio.
+        times = [old[1] / new[1] for old, new in zip(before, after, strict=True)]
+        row = f"{processes} processes"
+        options: dict[str, Any] = {"better": "higher", "digits": 4, "exact": True}
+        yield figure("gain", row, "load, predicted", predicted, **options)
+        yield figure("gain", row, "load, counted", counted, **options)
+        yield figure("gain", row, "time, measured", times, better="higher")
 
 
 def _slowest(slots: np.ndarray, loads: np.ndarray, processes: int) -> float:
@@ -68,7 +74,3 @@ def _runs(
         for done in run(works, processes)
     ]
     return [seen[number :: len(placements)] for number in range(len(placements))]
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""How good and how fast expert placement is: ``python -m tests.bench.placement``.
+"""How good and how fast expert placement is: ``python -m tests.bench placement``.
 
 Loads are fitted on the first half of their steps and judged on the second, by ours and by EPLB:
 the slowest rank's load over the mean rank's (of added up loads), and over all steps (stragglers).
@@ -11,10 +11,11 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import process_time
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,14 +24,12 @@ from routeprof.whatif.cluster import Cluster
 from routeprof.whatif.eplb import rebalance_experts
 from routeprof.whatif.judge import judge
 from routeprof.whatif.placement import Effort, place
+from tests.bench import expert_parallel
+from tests.bench.kept import Figure, figure
 from tests.realdata import REALDATA
 from tests.whatif.corpus import Case, case
 
 SIZES = ((256, 8), (256, 32), (288, 32), (288, 72), (320, 64))
-HEADER = (
-    f"{'problem':36}{'EPLB fitted':>16}{'held out':>16}{'ours fitted':>16}{'held out':>16}"
-    f"{'bound':>8}{'EPLB s':>8}{'orig. s':>8}{'ours s':>8}"
-)
 
 
 def real(path: Path, name: str) -> Iterator[Case]:
@@ -54,8 +53,10 @@ def measured() -> Iterator[Case]:
     yield from real(folder / "prefill_in2048.json", "dsv3 prefill")
 
 
-def compared(one: Case, effort: Effort, repeats: bool, original: ModuleType | None) -> np.ndarray:
-    """Prints a row; our held-out figures over EPLB's."""
+def compared(
+    one: Case, effort: Effort, repeats: bool, original: ModuleType | None
+) -> tuple[np.ndarray, list[Figure]]:
+    """Our held-out figures over EPLB's, and the row of the table."""
     cluster, total = Cluster.even(one.gpus, one.slots), one.fit.sum(axis=0)
     start = process_time()
     eplb = rebalance_experts(total, one.slots, 1, 1, one.gpus)[0]
@@ -70,10 +71,33 @@ def compared(one: Case, effort: Effort, repeats: bool, original: ModuleType | No
         for found in (judge(slots, one.fit, cluster), judge(slots, one.held_out, cluster))
     ]
     mean = one.fit.sum(axis=2).mean(axis=0) / one.gpus
-    columns = "".join(f"{summed:9.4f}{by_step:7.3f}" for summed, by_step in figures)
-    times = f"{eplb_time:8.3f}{original_time:8.3f}{our_time:8.3f}"
-    print(f"{one.name:36}{columns}{np.mean(placement.bound / mean):8.4f}{times}", flush=True)
-    return np.array(figures[3]) / figures[1]
+    bound = float(np.mean(placement.bound / mean))
+    times = {"EPLB s": eplb_time, "original s": original_time, "ours s": our_time}
+    return np.array(figures[3]) / figures[1], list(_row(one.name, figures, bound, times))
+
+
+def _row(
+    name: str, figures: list[list[float]], bound: float, times: dict[str, float]
+) -> Iterator[Figure]:
+    steps = not name.endswith("sums")
+    for who, better, (fitted, held_out) in (
+        ("EPLB", "", figures[:2]),
+        ("ours", "lower", figures[2:]),
+    ):
+        options: dict[str, Any] = {"better": better, "digits": 4, "exact": True}
+        yield figure("placements", name, f"{who} fitted", float(fitted[0]), **options)
+        if steps:
+            yield figure("placements", name, f"{who} held out", float(held_out[0]), **options)
+            options["digits"] = 3
+            yield figure("placements", name, f"{who} by step", float(held_out[1]), **options)
+    yield figure("placements", name, "bound", bound, digits=4, exact=True)
+    for column, seconds in times.items():
+        if not np.isnan(seconds):
+            yield figure("placements", name, column, seconds, unit="s", digits=2)
+    base = times["original s"]
+    if not np.isnan(base):
+        ratio = times["ours s"] / base
+        yield figure("placements", name, "ratio", ratio, digits=2, better="lower", target=2.0)
 
 
 def timed_original(
@@ -103,33 +127,33 @@ def loaded(path: Path | None) -> ModuleType | None:
     return module
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def results(arguments: Sequence[str]) -> Iterator[tuple[str, str, list[Figure]]]:
+    """The suite's name, how it was measured, and its figures."""
+    parser = argparse.ArgumentParser(prog="make bench-placement", description=__doc__)
     parser.add_argument("--eplb", type=Path, help="DeepSeek's eplb.py, to be timed")
     parser.add_argument("--effort", choices=["low", "normal", "high"], default="normal")
     parser.add_argument("--strict", action="store_true", help="no GPU holds an expert twice")
     parser.add_argument("--cases", type=int, default=48, help="number of made up problems")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     original = loaded(options.eplb)
     effort, repeats = options.effort, not options.strict
-    print(HEADER)
-    for kind, cases in (("measured", measured()), ("made up", map(case, range(options.cases)))):
-        ratios = [compared(one, effort, repeats, original) for one in cases]
-        if ratios:
-            summarise(kind, np.array(ratios))
+    figures: list[Figure] = []
+    kinds = (("measured", measured()), ("made up", map(case, range(options.cases))))
+    for kind, cases in kinds:
+        found = [compared(one, effort, repeats, original) for one in cases]
+        if found:
+            figures += summary(f"{len(found)} {kind}", np.array([ratios for ratios, _ in found]))
+            figures += [one for _, row in found if kind == "measured" for one in row]
+    figures += expert_parallel.measure()
+    yield "placement", f'One thread, `effort="{effort}"`, once; seconds are CPU time.', figures
 
 
-def summarise(kind: str, ratios: np.ndarray) -> None:
-    print(f"\n{f'{kind}: ours over EPLB, held out':36}   summed   by step")
-    for name, (summed, by_step) in {
-        "geometric mean": np.exp(np.log(ratios).mean(axis=0)),
-        "largest": ratios.max(axis=0),
-        "problems above 1.001": (ratios > 1.001).sum(axis=0),
-    }.items():
-        print(f"{name:36}{summed:9.4f} {by_step:9.4f}")
-    print()
-
-
-if __name__ == "__main__":
-    main()
+def summary(kind: str, ratios: np.ndarray) -> Iterator[Figure]:
+    """Ours ÷ EPLB on held-out steps: summed, and by step."""
+    options: dict[str, Any] = {"better": "lower", "digits": 4, "exact": True}
+    for column, values in zip(("summed", "by step"), ratios.T, strict=True):
+        mean = float(np.exp(np.log(values).mean()))
+        yield figure("held out", f"{kind}, geometric mean", column, mean, **options)
+        largest = float(values.max())
+        yield figure("held out", f"{kind}, largest", column, largest, **options, target=1.001)

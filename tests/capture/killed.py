@@ -1,7 +1,7 @@
 """Children that are killed while they record; run as a program of its own, to fork safely.
 
-``python -m tests.capture.killed DIRECTORY`` prints one JSON line for each child: where it
-recorded, the moment at which it died, and how its steps stood.
+``python -m tests.capture.killed DIRECTORY [NUMBER]`` prints one JSON line for each child: where it
+recorded, the moment at which it died, and how its steps stood. NUMBER of them die at random.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from time import time
+from time import sleep, time
 
 import numpy as np
 
 from routeprof.recording import writer as writer_module
+from routeprof.topology import LEVELS
 from tests.capture.oracle import layers_of, random_step
 from tests.capture.recordings import flush, recorder_of, serve
 
@@ -104,9 +105,10 @@ def in_a_flush(directory: Path, moment: str) -> None:
 # -- at any time
 
 
-def at_any_time(directory: Path, log: mmap.mmap, seed: int) -> None:
+def at_any_time(directory: Path, log: mmap.mmap, seed: int, level: str = "steps") -> None:
     """Record until killed, with the drain thread at work; the log holds each step's end."""
-    _, capture = recorder_of(directory, LAYERS, level="steps", window=WINDOW, ring=65536)
+    rings = {"ring": 65536, "token_ring": 262144}
+    _, capture = recorder_of(directory, LAYERS, level=level, window=WINDOW, **rings)
     for number, step in enumerate(steps(seed)):
         serve(capture, step)
         struct.pack_into("d", log, 8 * (number + 1), time())
@@ -126,7 +128,39 @@ def killed_after(parts: int, directory: Path, log: mmap.mmap, seed: int) -> floa
     return time()
 
 
-def main(base: Path) -> None:
+def killed_at_random(directory: Path, log: mmap.mmap, seed: int, level: str) -> float:
+    """Kill a child at any moment; returns when it died.
+
+    One in four while it begins, the others within ten windows after the first one.
+    """
+    child = os.fork()
+    if not child:
+        at_any_time(directory, log, seed, level)
+    first = directory / "rank-00000" / "part-000000.parquet"
+    while seed % 4 and not first.exists():
+        os.sched_yield()
+    sleep(float(np.random.default_rng(seed).uniform(0, 10 * WINDOW)))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return time()
+
+
+def ends_in(log: mmap.mmap) -> tuple[float, ...]:
+    """When each step ended, as the child noted after it."""
+    return struct.unpack_from(f"{struct.unpack_from('q', log, 0)[0]}d", log, 8)
+
+
+def at_random(base: Path, number: int) -> None:
+    for seed in range(100, 100 + number):
+        log, level = mmap.mmap(-1, 8 << 20), LEVELS[seed % len(LEVELS)]
+        directory = base / f"random {seed}"
+        died = killed_at_random(directory, log, seed, level)
+        said = {"directory": str(directory), "random": seed, "level": level, "died": died}
+        print(json.dumps(said | {"ends": ends_in(log)}))
+        log.close()
+
+
+def main(base: Path, number: int) -> None:
     for moment, (_, flushes) in MOMENTS.items():
         child = os.fork()
         if not child:
@@ -138,11 +172,10 @@ def main(base: Path) -> None:
     for seed, parts in enumerate((1, 2, 3, 5, 8)):
         log, directory = mmap.mmap(-1, 8 << 20), base / f"after {parts} parts"
         died = killed_after(parts, directory, log, seed)
-        done = struct.unpack_from("q", log, 0)[0]
-        ends = struct.unpack_from(f"{done}d", log, 8)
-        said = {"directory": str(directory), "seed": seed, "died": died, "ends": ends}
+        said = {"directory": str(directory), "seed": seed, "died": died, "ends": ends_in(log)}
         print(json.dumps(said))
+    at_random(base, number)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0)

@@ -27,7 +27,7 @@ MIXTRAL = {
 }
 
 
-FORKED = {"audit", "check", "diagnose", "plan", "report", "summary", "whatif"}
+FORKED = {"audit", "check", "diagnose", "fold", "plan", "report", "summary", "whatif"}
 """Verbs that only read; the others start, hook or stop programs."""
 
 

@@ -59,13 +59,13 @@ def test_several_ranks_and_twins(tmp_path: Path) -> None:
 
 def test_each_part_is_read_once(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    fold_part = follower.fold_part
+    exact_part = follower.exact_part
 
     def counting(part: Any, *rest: Any) -> Any:
         seen.append(part.label)
-        return fold_part(part, *rest)
+        return exact_part(part, *rest)
 
-    monkeypatch.setattr(follower, "fold_part", counting)
+    monkeypatch.setattr(follower, "exact_part", counting)
     source = Source(writer.path)
     for _ in range(3):
         writer.write()

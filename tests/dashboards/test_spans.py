@@ -42,6 +42,7 @@ def test_ranges_are_those_of_the_parts(
     monkeypatch.setattr(spans, "MOST", 5)
     monkeypatch.setattr(spans, "FEWEST", 2)
     monkeypatch.setattr(module, "_PAUSE", 0.0)
+    monkeypatch.setattr(module, "READ_SECONDS", 60.0)
     path = tmp_path / "long"
     source = Source(path)
     if live:

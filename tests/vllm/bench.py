@@ -4,23 +4,27 @@ Engines with and without routeprof take turns, so that a slow minute hits both; 
 of its own, warms up, and serves a few rounds of each load. The first ratio is honest and noisy:
 throughput with routeprof ÷ throughput of an engine without it, of medians of rounds. The second
 is of neighbouring rounds in the same engine: counting ÷ paused, with the taps in the graph both
-times. Absolute times are printed only to say what the ratios are of.
+times. Absolute times are kept only to say what the ratios are of.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from tests.bench.__main__ import keep
+from tests.bench.kept import RESULTS, Figure, Machine, Result, figure
+from tests.bench.page import PAGE, page
 from tests.vllm.conftest import ROOT, Engines, prompts
 from tests.vllm.drive import ENGINE, play
 from tests.vllm.models import write
@@ -32,11 +36,10 @@ LOADS = {
 }
 LEVELS: dict[str, dict[str, Any] | None] = {
     "without routeprof": None,
-    "counts only": {"level": "windows", "gate": False},
-    "counts and gate": {"level": "windows", "gate": True},
-    "level tokens": {"level": "tokens", "gate": True},
+    "windows, counts only": {"level": "windows", "gate": False},
+    "windows, counts and gate": {"level": "windows", "gate": True},
+    "tokens, counts and gate": {"level": "tokens", "gate": True},
 }
-SHAPE = "12 layers, 64 experts, top-8, hidden 256"
 
 Times = dict[str, dict[str, list[float]]]
 """For each load the seconds of each round: ``counting``, and ``paused`` where there is a switch."""
@@ -111,11 +114,15 @@ def _engine(
     return json.loads(result.read_text())
 
 
-def tables(found: dict[str, list[Times]]) -> Iterator[str]:
-    """The ratios as Markdown."""
+COLUMNS = {
+    "decode": f"decode, {BATCH} sequences",
+    "prefill": f"prefill, {BATCH} × 240 tokens",
+}
+
+
+def figures(found: dict[str, list[Times]]) -> Iterator[Figure]:
+    """The ratios, and what they are ratios of."""
     plain = found["without routeprof"]
-    yield "| load | level | ÷ without routeprof | counting ÷ paused |"
-    yield "|---|---|---|---|"
     for load in LOADS:
         for name, turns in found.items():
             if turns is plain:
@@ -127,7 +134,15 @@ def tables(found: dict[str, list[Times]]) -> Iterator[str]:
                 for turn in turns
                 for paused, counting in zip(*_states(turn[load]), strict=True)
             ]
-            yield f"| {load} | {name} | {_spread(honest)} | {_spread(tight)} |"
+            row = f"{COLUMNS[load]}: {name}"
+            target = 0.98 if name == "windows, counts only" else None
+            options: dict[str, Any] = {"better": "higher"}
+            yield figure("vllm", row, "÷ without routeprof", honest, **options)
+            yield figure("vllm", row, "counting ÷ paused", tight, **options, target=target)
+    for load, scene in LOADS.items():
+        steps, kind = (1, "round") if scene["new"] == 1 else (scene["new"], "step")
+        times = [1e3 * s / steps for turn in plain for s in turn[load]["counting"]]
+        yield figure("round", f"without routeprof, a {kind}", load, times, unit="ms", digits=0)
 
 
 def _middle(times: dict[str, list[float]]) -> float:
@@ -138,32 +153,13 @@ def _states(times: dict[str, list[float]]) -> tuple[list[float], list[float]]:
     return times["paused"], times["counting"]
 
 
-def _spread(ratios: list[float]) -> str:
-    """Median, and the middle half, or all of what is too few for quartiles."""
-    low, high = min(ratios), max(ratios)
-    if len(ratios) > 3:
-        low, _, high = statistics.quantiles(ratios, n=4)
-    return f"× {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})"
-
-
-def report(found: dict[str, list[Times]], *, eager: bool) -> None:
-    """Print what was measured."""
-    mode = "eager" if eager else "compiled"
-    print(f"\nvLLM on {platform.machine()}, {mode}; Qwen3-MoE of {SHAPE}; throughput ratios,")
-    print("median and spread:\n")
-    print("\n".join(tables(found)))
-    for load, scene in LOADS.items():
-        tokens = sum(len(prompt) + scene["new"] - 1 for prompt in scene["prompts"])
-        seconds = statistics.median(_middle(turn[load]) for turn in found["without routeprof"])
-        print(f"\n{load}: {tokens} tokens a round, {tokens / seconds:.0f} a second without it")
-
-
 def main() -> None:
     """Measure, or be the engine that is measured."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--eager", action="store_true", help="do not compile")
     parser.add_argument("--turns", type=int, default=2, help="engines of each kind")
     parser.add_argument("--rounds", type=int, default=8, help="rounds of each load and state")
+    parser.add_argument("--replace", action="store_true", help="keep the figures in any case")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--recording", help=argparse.SUPPRESS)
     parser.add_argument("--result", help=argparse.SUPPRESS)
@@ -173,7 +169,15 @@ def main() -> None:
         times = serve(arguments.serve, arguments.recording, rounds, eager=eager)
         Path(arguments.result).write_text(json.dumps(times))
     else:
-        report(measure(arguments), eager=arguments.eager)
+        machine, mode = Machine.here(), "eager" if arguments.eager else "default compiled"
+        method = (
+            f"vLLM {version('vllm')} on the CPU, {mode} mode; {arguments.turns} engines of each "
+            f"kind in turns, {arguments.rounds} rounds of each load in each."
+        )
+        found = tuple(figures(measure(arguments)))
+        date = datetime.now(UTC).date().isoformat()
+        keep(Result("vllm", date, method, machine, found), RESULTS, replace=arguments.replace)
+        PAGE.write_text(page(), encoding="utf-8")
 
 
 if __name__ == "__main__":
