@@ -26,7 +26,7 @@ from tests.dashboards.tokens import record_tokens
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect
-PATIENCE = 120_000  # milliseconds: a guard against waiting for ever, and no target
+PATIENCE = 600_000  # milliseconds: a guard against waiting for ever, and no target
 expect.set_options(timeout=PATIENCE)
 
 pytestmark = pytest.mark.browser

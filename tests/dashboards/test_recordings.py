@@ -20,7 +20,7 @@ from routeprof.dashboards.views import VIEWS
 from routeprof.report.csv import available, csv_text
 from tests.dashboards.made import Writer
 from tests.dashboards.synthetic import Shape, write
-from tests.dashboards.test_browser import browser, drawn, open_page, serve, window
+from tests.dashboards.test_browser import PATIENCE, browser, drawn, open_page, serve, window
 
 __all__ = ["browser", "open_page", "serve", "window"]
 
@@ -91,9 +91,9 @@ def test_downloads_are_the_reports(
     phase = whole.phases[-1]
     for query, profile in (("", whole), (f"?phase={phase}", whole.select(phase=phase))):
         for name in names:
-            answer = page.request.get(f"{url}/csv/{name}.csv{query}", timeout=120_000)
+            answer = page.request.get(f"{url}/csv/{name}.csv{query}", timeout=PATIENCE)
             assert answer.body() == csv_text(profile, name).encode(), name
-    answer = page.request.get(f"{url}/csv/ranks.csv?ranks=3", timeout=120_000)
+    answer = page.request.get(f"{url}/csv/ranks.csv?ranks=3", timeout=PATIENCE)
     assert answer.body() == csv_text(whole, "ranks", ranks=3).encode()
 
 
