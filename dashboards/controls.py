@@ -18,6 +18,7 @@ from routeprof.dashboards.state import (
     MEASURES,
     MODELS,
     MOST_RANKS,
+    NOISES,
     ORDERS,
     PLACEMENTS,
     ViewState,
@@ -135,6 +136,7 @@ _CHOICES: dict[str, Mapping[str, str]] = {
 _LISTS: dict[str, tuple[str, Mapping[str, str]]] = {
     "gpu": ("GPU", GPUS),
     "gains": ("Rules and gains", GAINS),
+    "noise": ("Noise", NOISES),
     "dtype": ("Type of weights", DTYPES),
 }
 

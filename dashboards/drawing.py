@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from time import time
 from typing import Any
 
@@ -18,7 +19,7 @@ from routeprof.dashboards.formats import clock
 from routeprof.dashboards.live.library import Library, Opened
 from routeprof.dashboards.live.source import Reading, Source
 from routeprof.dashboards.state import ViewState, duration, time_stops
-from routeprof.dashboards.view import Against, Content, Context, Panel, View
+from routeprof.dashboards.view import Against, Content, Context, Exact, Panel, View
 from routeprof.profile import Profile
 from routeprof.report.csv import available
 
@@ -49,8 +50,9 @@ def context_of(library: Library, opened: Opened, view: View, scheme: Scheme) -> 
         opened.name,
         timed(opened),
         apart=opened is not asked,
-        version="" if against else opened.version,
+        version=f"{opened.version}/{against.version}" if against else opened.version,
         answers=library.answers,
+        exact=_exact(opened.source, opened.state.between),
     )
 
 
@@ -90,7 +92,19 @@ def compared(library: Library, opened: Opened) -> Against | None:
     profile = source.select(reading, opened.state.phase, opened.state.tag, None)
     if profile is None:
         return None
-    return Against(_other_name(library, opened), profile, source.spans(), reading.message)
+    name = _other_name(library, opened)
+    return Against(
+        name,
+        reading.profile or profile,
+        profile,
+        reading.message,
+        f"{reading.version}/{source.born}/{name}",
+        _exact(source, None),
+    )
+
+
+def _exact(source: Source, between: tuple[float, float] | None) -> Exact | None:
+    return None if source.behind else partial(source.exact, between, windows=True)
 
 
 def version(library: Library, opened: Opened, view: View | None) -> str:

@@ -23,6 +23,7 @@ ORDERS = {"index": "By index", "load": "By load", "rank": "Each layer by load"}
 PLACEMENTS = {"contiguous": "In order", "striped": "Striped", "recorded": "As recorded"}
 GPUS = {name: name.upper() for name in HARDWARE}
 GAINS = {"no": "Not computed", "yes": "Computed"}
+NOISES = {"quick": "Where quick", "yes": "Computed"}
 MODELS = {name: name for name in known_names()}
 DTYPES = {name: name.upper() for name in FORMATS}
 USUAL_FACTOR = 1.25
@@ -64,6 +65,7 @@ class ViewState:
         dtype: of weights, a key of DTYPES.
         length: tokens of a sequence, prompt and answer.
         against: name of the recording to compare with.
+        noise: whether to find the noise of what both differ in, a key of NOISES.
     """
 
     run: str | None = None
@@ -87,6 +89,7 @@ class ViewState:
     dtype: str = "bf16"
     length: int = 8192
     against: str | None = None
+    noise: str = "quick"
 
     def query(self, **changes: Any) -> str:
         """The state as a query with its question mark; what is usual is left out."""
@@ -276,6 +279,7 @@ _CHECKS: dict[str, Callable[[str], Any]] = {
     "gpu": _one_of(GPUS),
     "batch": _number(1, MOST_BATCH),
     "gains": _one_of(GAINS),
+    "noise": _one_of(NOISES),
     "model": _one_of(MODELS),
     "memory": _number(1, MOST_MEMORY),
     "dtype": _one_of(DTYPES),
@@ -287,6 +291,7 @@ _CHOICES = {
     "placement": PLACEMENTS,
     "gpu": GPUS,
     "gains": GAINS,
+    "noise": NOISES,
     "model": MODELS,
     "dtype": DTYPES,
 }

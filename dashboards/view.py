@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -23,6 +23,11 @@ from routeprof.tables import column
 from routeprof.topology import Layer
 
 Value = TypeVar("Value")
+Exact: TypeAlias = Callable[[], Profile]
+"""Gives the selected time, all phases and tags, with every window of the timeline.
+
+It may raise RouteprofError, where the recording cannot be read any more.
+"""
 
 
 @dataclass(frozen=True)
@@ -30,14 +35,17 @@ class Against:
     """Another recording to compare with: the same phase and tag, all of its time.
 
     Attributes:
-        spans: as of ``Context``, also of other phases and tags.
+        whole, profile, exact: as of ``Context``.
         message: one line for the reader; empty when all is well.
+        version: another one for everything that there is to be seen of it.
     """
 
     name: str
+    whole: Profile
     profile: Profile
-    spans: Sequence[Span] = ()
     message: str = ""
+    version: str = ""
+    exact: Exact | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,7 @@ class Context:
         version: another one for everything else than ``state`` that there is to be seen; empty
             where it is not known.
         answers: what was computed of selections, for all pages.
+        exact: what ``timed`` leaves out; None while parts are still to be read.
     """
 
     whole: Profile
@@ -70,6 +79,7 @@ class Context:
     apart: bool = False
     version: str = ""
     answers: Memo[Any] | None = None
+    exact: Exact | None = None
 
     def once(self, question: Hashable, answer: Callable[[], Value]) -> Value:
         """An answer that depends on the selection and the question alone, computed once.

@@ -218,12 +218,29 @@ RECORDED: dict[str, Definition] = {
     "noise_bound": Definition(
         "Noise bound",
         "number",
-        "The divergence that 95 % of resamples of one recording against itself stay below.",
+        "What chance stays below: that anything at all exceeds it where nothing changed has a "
+        "chance of 5 %, for all layers, experts, phases and tags together. As routeprof diff "
+        "finds it.",
     ),
     "layers_changed": Definition(
         "Layers that changed",
         "text",
-        "Layers whose divergence is above their noise bound, of those that have one.",
+        "Layers whose divergence is above its noise bound, or the change of an expert's share "
+        "above that one's; of those that have bounds, in each phase and tag.",
+    ),
+    "p": Definition(
+        "p",
+        "number",
+        "Chance that anything among all that is compared differs as much where nothing changed; "
+        "of a layer the smaller of its own and its experts'.",
+    ),
+    "change": Definition(
+        "Verdict",
+        "text",
+        "Changed, where p is at most 0.05; within the noise; or noise not known.",
+    ),
+    "experts_changed": Definition(
+        "Experts that changed", "count", "Whose share changed by more than noise."
     ),
     "divergence_largest": Definition(
         "Largest divergence", "number", "Divergence of the layer in which it is largest."

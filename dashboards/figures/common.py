@@ -49,6 +49,12 @@ def small(values: ArrayLike) -> NDArray[Any]:
     return array
 
 
+def across(places: NDArray[Any], heights: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """A line over the width of each bar, with gaps between."""
+    x = np.stack([places - 0.42, places + 0.42, np.full(len(places), np.nan)], axis=1)
+    return x.ravel(), np.repeat(heights, 3)
+
+
 def blank(text: str, scheme: Scheme) -> go.Figure:
     """What stands in for a figure without data: a sentence, not empty axes."""
     figure = new_figure(scheme)

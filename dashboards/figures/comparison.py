@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from routeprof.dashboards.figures.common import line_at, new_figure, small
+from routeprof.dashboards.figures.common import across, line_at, new_figure, small
 from routeprof.dashboards.figures.layers import layer_axis
 from routeprof.dashboards.figures.palette import PALETTES, Scheme
+from routeprof.dashboards.figures.tags import label
+
+VERDICT_COLOURS = {"changed": "orange", "within the noise": "blue", "noise not known": "grey"}
 
 
 def ratios_by_layer(
@@ -64,33 +67,37 @@ def divergence_by_layer(
     layers: NDArray[Any],
     divergence: NDArray[Any],
     noise: NDArray[Any],
+    verdicts: Sequence[str],
+    notes: Sequence[str],
     absent: Mapping[int, str],
     scheme: Scheme,
 ) -> go.Figure:
-    """Divergence of each layer as bars, those above their noise bound in another colour.
+    """Divergence of each layer as bars, in a colour for each verdict, and noise bounds as lines.
 
     Args:
         noise: the bounds, NaN where one is not known.
+        verdicts: keys of ``VERDICT_COLOURS``; a layer may have changed below its bound, if an
+            expert's share did.
+        notes: shown of each layer.
     """
     colours = PALETTES[scheme]
     figure = new_figure(scheme)
-    for name, chosen, colour in (
-        ("above the noise", divergence > noise, colours.orange),
-        ("within the noise", divergence <= noise, colours.blue),
-        ("noise not known", np.isnan(noise), colours.grey),
-    ):
+    for name, colour in VERDICT_COLOURS.items():
+        chosen = np.array([verdict == name for verdict in verdicts])
         if chosen.any():
             figure.add_bar(
                 x=small(layers[chosen]),
                 y=small(divergence[chosen]),
                 name=name,
-                marker={"color": colour, "line_width": 0},
+                marker={"color": getattr(colours, colour), "line_width": 0},
                 customdata=small(noise[chosen]),
+                hovertext=[label(notes[place], 80) for place in np.flatnonzero(chosen).tolist()],
                 hovertemplate="%{y:.3~g}"
-                + ("" if name == "noise not known" else ", noise bound %{customdata:.3~g}"),
+                + ("" if np.isnan(noise[chosen]).any() else ", noise bound %{customdata:.3~g}")
+                + ", %{hovertext}",
             )
     if np.isfinite(noise).any():
-        x, y = _across(layers, noise)
+        x, y = across(layers, noise)
         figure.add_scatter(
             x=small(x),
             y=small(y),
@@ -103,12 +110,6 @@ def divergence_by_layer(
     figure.update_yaxes(title_text="divergence, 0 to 1", rangemode="tozero", tickformat=".3~g")
     figure.update_layout(hovermode="x unified", barmode="overlay", showlegend=True)
     return figure
-
-
-def _across(layers: NDArray[Any], heights: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """A line over the width of each layer's bar, with gaps between."""
-    x = np.stack([layers - 0.42, layers + 0.42, np.full(len(layers), np.nan)], axis=1)
-    return x.ravel(), np.repeat(heights, 3)
 
 
 def placements_by_layer(
@@ -124,7 +125,7 @@ def placements_by_layer(
         bound: what no placement is below, drawn as a line.
     """
     figure = ratios_by_layer(layers, series, absent, "slowest / mean rank", scheme)
-    x, y = _across(layers, bound)
+    x, y = across(layers, bound)
     figure.add_scatter(
         x=small(x),
         y=small(y),

@@ -8,15 +8,23 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from routeprof.dashboards.figures.common import new_figure, small
+from routeprof.dashboards.figures.common import across, new_figure, small
 from routeprof.dashboards.figures.palette import PALETTES, Scheme
 
 
-def change_bars(points: NDArray[Any], experts: NDArray[Any], scheme: Scheme) -> go.Figure:
-    """Change of each expert's share, in the order given.
+def change_bars(
+    points: NDArray[Any],
+    noise: NDArray[Any],
+    changed: NDArray[np.bool_],
+    experts: NDArray[Any],
+    scheme: Scheme,
+) -> go.Figure:
+    """Change of each expert's share, in the order given; grey where it is not called a change.
 
     Args:
         points: percentage points.
+        noise: what chance stays below, up and down; NaN where that is not known.
+        changed: by more than noise.
     """
     colours = PALETTES[scheme]
     figure = new_figure(scheme)
@@ -25,9 +33,24 @@ def change_bars(points: NDArray[Any], experts: NDArray[Any], scheme: Scheme) -> 
         x=small(places),
         y=small(points),
         customdata=small(experts),
-        marker={"color": np.where(points > 0, colours.orange, colours.blue), "line_width": 0},
+        marker={
+            "color": np.where(
+                changed, np.where(points > 0, colours.orange, colours.blue), colours.grey
+            ),
+            "line_width": 0,
+        },
         hovertemplate="expert %{customdata}<br>%{y:+.3~f} points<extra></extra>",
     )
+    if np.isfinite(noise).any():
+        x, above = across(places, noise)
+        figure.add_scatter(
+            x=small(np.concatenate([x, x])),
+            y=small(np.concatenate([above, -above])),
+            mode="lines",
+            line={"width": 1.5, "color": colours.ink},
+            hoverinfo="skip",
+        )
+        figure.update_layout(showlegend=False)
     figure.update_xaxes(title_text="experts, most changed first")
     if len(experts) <= 32:
         figure.update_xaxes(tickvals=small(places), ticktext=[str(item) for item in experts])

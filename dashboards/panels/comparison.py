@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from routeprof.compare.comparable import incomparable
-from routeprof.dashboards.panels.noise import Samples, bound, samples
-from routeprof.dashboards.view import Context
+from routeprof.compare.difference import Difference
+from routeprof.dashboards.panels.differences import difference
+from routeprof.dashboards.view import Against, Context
 from routeprof.metrics.balance import imbalance_ratio
-from routeprof.metrics.drift import jensen_shannon
 from routeprof.profile import Profile
 from routeprof.tables import moe_layers
 from routeprof.topology import Layer
@@ -27,13 +28,15 @@ class Pair:
     Attributes:
         layers: the MoE layers.
         counts: of A and B, int64 [MoE layers, experts]; 0 beyond a layer's own experts.
+        difference: what changed, phase by phase and tag by tag.
         absent: why a layer has no counts, in the first of the two that has none.
     """
 
     context: Context
+    other: Against
     layers: tuple[Layer, ...]
     counts: tuple[NDArray[np.int64], NDArray[np.int64]]
-    pieces: tuple[Samples, Samples]
+    difference: Difference
     absent: dict[int, str] = field(default_factory=dict)
 
     @cached_property
@@ -42,20 +45,10 @@ class Pair:
         return np.array([layer.index for layer in self.layers], dtype=np.int64)
 
     @cached_property
-    def divergence(self) -> NDArray[np.float64]:
-        """Between both, [MoE layers]; NaN where one of them has no assignments."""
-        return jensen_shannon(*self.counts)
-
-    @cached_property
-    def noise(self) -> NDArray[np.float64]:
-        """What chance stays below, [MoE layers]; NaN where that is not known."""
-        known = np.isfinite(self.divergence)
-        return np.array(
-            [
-                bound(*self.pieces, layer.index) if seen else np.nan
-                for layer, seen in zip(self.layers, known, strict=True)
-            ]
-        )
+    def leading(self) -> pd.DataFrame:
+        """Of each layer the row of the phase and tag that changed most, by layer."""
+        rows = self.difference.layers.drop_duplicates("layer")
+        return rows.sort_values("layer", ignore_index=True)
 
     @cached_property
     def imbalance(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -86,9 +79,11 @@ def pair(context: Context) -> Pair | str:
     counts = _counts(context.profile, width), _counts(other.profile, width)
     if not all(one.any() for one in counts):
         return f"{'B' if counts[0].any() else 'A'} has no tokens in this selection."
-    pieces = samples((context.profile, context.spans), (other.profile, other.spans))
+    found = difference(context, other)
+    if isinstance(found, str):
+        return found
     absent = _absent(other.profile) | _absent(context.profile)
-    return Pair(context, layers, counts, pieces, absent)
+    return Pair(context, other, layers, counts, found, absent)
 
 
 def _counts(profile: Profile, width: int) -> NDArray[np.int64]:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
 from routeprof.dashboards import formats
-from routeprof.dashboards.components import notice
+from routeprof.dashboards.components import notice, told
 from routeprof.dashboards.figures.common import blank
 from routeprof.dashboards.figures.comparison import divergence_by_layer, ratios_by_layer
 from routeprof.dashboards.figures.experts import change_bars
 from routeprof.dashboards.panels.comparison import Pair, pair
-from routeprof.dashboards.panels.noise import QUANTILE
+from routeprof.dashboards.panels.differences import diff_line, full, noise_text, verdicts
 from routeprof.dashboards.view import Card, Content, Context, Filled, Panel, View, has_values
 from routeprof.profile import Profile
-from routeprof.topology import Layer
 
-DIVERGENCE = "layer divergence noise_bound".split()
+DIVERGENCE = "phase tag layer divergence noise_bound p change experts_changed".split()
 IMBALANCE = "layer imbalance_a imbalance_b".split()
-SHARES = "expert share_a share_b share_change".split()
+SHARES = "expert share_a share_b share_change noise_bound p change".split()
 
 
 def fill(context: Context) -> Content:
@@ -38,51 +39,62 @@ def fill(context: Context) -> Content:
             "share_changes": share_changes(both),
         },
         cards=cards(both),
-        lead=[notice(f"B: {line}") for line in messages(context)],
+        lead=[notice(f"B: {both.other.message}")] if both.other.message else [],
+        body=[*caveats(both), command(both)],
     )
 
 
-def messages(context: Context) -> list[str]:
-    """What the reader must know of the other recording."""
-    against = context.against
-    return [against.message] if against is not None and against.message else []
+def caveats(both: Pair) -> list[Any]:
+    """What is to be known of the two before their differences are believed."""
+    text = " ".join(full(line) for line in both.difference.caveats)
+    return [told("Before you compare", text)] if text else []
+
+
+def command(both: Pair) -> Any:
+    """The command that says the same."""
+    text = (
+        "With the directories of both. The command has more options: another level, every expert's "
+        "change as a CSV file, an exit status that says whether anything changed."
+    )
+    return told("The same from the command line", text, diff_line(both.context))
 
 
 def cards(both: Pair) -> list[Card]:
     """The key figures."""
-    against = both.context.against
-    names = (both.context.name, against.name if against else "")
-    tokens = [
-        Card(name, formats.large(_tokens(profile)), title)
-        for name, profile, title in zip(
-            ("tokens_a", "tokens_b"),
-            (both.context.profile, against.profile if against else both.context.profile),
-            names,
-            strict=True,
-        )
+    return [
+        changed_card(both),
+        largest_card(both),
+        Card("tokens_a", formats.large(_tokens(both.context.profile)), both.context.name),
+        Card("tokens_b", formats.large(_tokens(both.other.profile)), both.other.name),
     ]
-    largest, layer = _largest(both)
-    return [changed_card(both), Card("divergence_largest", largest, layer), *tokens]
 
 
 def changed_card(both: Pair) -> Card:
-    """How many layers are further apart than chance puts them."""
-    known = np.isfinite(both.noise) & np.isfinite(both.divergence)
-    if not known.any():
-        return Card("layers_changed", formats.NOTHING, "the noise is not known")
-    above = int((both.divergence > both.noise).sum())
-    by_chance = (1 - QUANTILE) * known.sum()
-    note = f"chance alone: about {by_chance:.0f}" if by_chance >= 1 else "chance alone: about none"
-    return Card("layers_changed", f"{above} of {known.sum()}", note)
+    """How many layers of how many changed by more than noise, counted as ``routeprof diff`` does.
+
+    A layer counts once in each phase and tag.
+    """
+    rows = both.difference.layers["significant"]
+    unknown = int(rows.isna().sum())
+    if unknown == len(rows):
+        return Card("layers_changed", formats.NOTHING, "noise is not known, see below")
+    value = f"{int(rows.eq(True).sum())} of {len(rows) - unknown}"
+    groups = len(both.difference.groups)
+    note = f"in {groups} phases and tags, " if groups > 1 else ""
+    note += f"level {both.difference.alpha:g} for all together"
+    return Card("layers_changed", value, f"{note}; {unknown} not known" if unknown else note)
 
 
-def _largest(both: Pair) -> tuple[str, str]:
-    if not has_values(both.divergence):
-        return formats.NOTHING, "no layer has tokens in both"
-    place = int(np.nanargmax(both.divergence))
-    noise = both.noise[place]
+def largest_card(both: Pair) -> Card:
+    """The layer that lies furthest apart, in whichever phase and tag."""
+    rows = both.difference.layers
+    if not has_values(rows["divergence"].to_numpy(dtype=float)):
+        return Card("divergence_largest", formats.NOTHING, "no layer has tokens in both")
+    row = rows.nlargest(1, "divergence").to_dict("records")[0]
+    noise = row["noise_bound"]
     limit = f"noise bound {_written(noise)}" if np.isfinite(noise) else "noise not known"
-    return _written(both.divergence[place]), f"layer {both.indices[place]} · {limit}"
+    where = f"layer {row['layer']}, {row['phase']} · {limit}"
+    return Card("divergence_largest", _written(row["divergence"]), where)
 
 
 def _written(divergence: float) -> str:
@@ -95,40 +107,30 @@ def _tokens(profile: Profile) -> int:
 
 def divergence(both: Pair) -> Filled:
     """How far the two lie apart in every layer, and how far chance would put them."""
-    table = pd.DataFrame(
-        {"layer": both.indices, "divergence": both.divergence, "noise_bound": both.noise}
-    )
-    seen = table[table["divergence"].notna()]
-    if not len(seen):
-        text = "No layer has tokens in both recordings."
-        return Filled(blank(text, both.context.scheme), "", seen)
+    rows, leading = both.difference.layers, both.leading
+    table = rows.assign(change=verdicts(rows))[DIVERGENCE]
     figure = divergence_by_layer(
-        seen["layer"].to_numpy(),
-        seen["divergence"].to_numpy(),
-        seen["noise_bound"].to_numpy(),
+        leading["layer"].to_numpy(),
+        leading["divergence"].to_numpy(),
+        leading["noise_bound"].to_numpy(),
+        verdicts(leading),
+        [_note(row) for row in leading.to_dict("records")],
         _unseen(both),
         both.context.scheme,
     )
     caption = (
         f"Jensen–Shannon divergence between the load shares of A and B; {selections(both)}. 0 is "
-        f"equal, 1 has no expert in common. {noise_text(both)}"
+        "equal, 1 has no expert in common. Each phase and tag is judged by itself; of each layer "
+        f"the one that changed most is drawn. {noise_text(both.difference)}"
     )
-    return Filled(figure, caption, seen)
+    return Filled(figure, caption, table)
 
 
-def noise_text(both: Pair) -> str:
-    """How the noise bound was found, or why there is none."""
-    numbers = [piece.number for piece in both.pieces]
-    unit = both.pieces[0].unit
-    if not np.isfinite(both.noise).any():
-        return (
-            f"How much is noise cannot be told from {numbers[0]} and {numbers[1]} {unit}: it "
-            "takes at least two of each."
-        )
-    return (
-        f"The noise bound is what {QUANTILE:.0%} of resamples of one recording against itself "
-        f"stay below, from {numbers[0]:,} and {numbers[1]:,} {unit}; the larger of both."
-    )
+def _note(row: dict[Any, Any]) -> str:
+    """The phase and tag of a row, and how many experts changed."""
+    where = f"{row['phase']}, {row['tag']}"
+    changed = row["experts_changed"]
+    return where if pd.isna(changed) else f"{formats.plural(int(changed), 'expert')}, {where}"
 
 
 def selections(both: Pair) -> str:
@@ -141,7 +143,13 @@ def selections(both: Pair) -> str:
 
 def _unseen(both: Pair) -> dict[int, str]:
     """Layers that are not drawn, and why."""
-    missing = {int(index): "no tokens" for index in both.indices[np.isnan(both.divergence)]}
+    seen = set(both.leading["layer"])
+    counted = (both.counts[0].sum(axis=1) > 0) & (both.counts[1].sum(axis=1) > 0)
+    missing = {
+        index: "no phase and tag in both" if both_ran else "no tokens"
+        for index, both_ran in zip(both.indices.tolist(), counted.tolist(), strict=True)
+        if index not in seen
+    }
     return missing | {index: state for index, state in both.absent.items() if index in missing}
 
 
@@ -164,42 +172,35 @@ def imbalances(both: Pair) -> Filled:
     return Filled(figure, caption, seen)
 
 
-def _chosen(both: Pair) -> Layer | None:
-    """The chosen layer, else the one that differs most."""
-    if both.context.state.layer is not None:
-        return both.context.layer
-    if not has_values(both.divergence):
-        return None
-    return both.layers[int(np.nanargmax(both.divergence))]
-
-
 def share_changes(both: Pair) -> Filled:
-    """By how much each expert's share of the chosen layer differs."""
-    layer = _chosen(both)
-    place = np.flatnonzero(both.indices == (-1 if layer is None else layer.index))
-    if layer is None or not len(place) or np.isnan(both.divergence[place[0]]):
+    """By how much each expert's share of the chosen layer differs, where it changed most."""
+    leading, chosen = both.difference.layers, both.context.state.layer
+    if chosen is not None:
+        leading = leading[leading["layer"] == chosen]
+    if not len(leading):
         text = "The chosen layer has no tokens in one of the two recordings."
         return Filled(blank(text, both.context.scheme), "", pd.DataFrame(columns=SHARES))
-    one, other = (
-        counts[place[0], : layer.experts] / counts[place[0]].sum() for counts in both.counts
-    )
-    change = 100 * (other - one)
-    if not change.any():
-        text = f"The experts of layer {layer.index} have the same shares in both."
+    phase, tag, layer = leading[["phase", "tag", "layer"]].to_numpy()[0]
+    rows = both.difference.experts
+    rows = rows[(rows["layer"] == layer) & (rows["phase"] == phase) & (rows["tag"] == tag)]
+    if not rows["share_change"].any():
+        text = f"The experts of layer {layer} have the same shares in both."
         return Filled(blank(text, both.context.scheme), "", pd.DataFrame(columns=SHARES))
-    order = np.argsort(-np.abs(change), kind="stable")
-    table = pd.DataFrame(
-        {
-            "expert": order,
-            "share_a": one[order],
-            "share_b": other[order],
-            "share_change": change[order],
-        }
+    rows = rows.sort_values("share_change", key=np.abs, ascending=False, kind="stable")
+    points = 100 * rows[["share_change", "noise_bound"]]
+    table = rows.assign(**points, change=verdicts(rows))[SHARES].reset_index(drop=True)
+    figure = change_bars(
+        table["share_change"].to_numpy(),
+        table["noise_bound"].to_numpy(),
+        rows["significant"].eq(True).fillna(False).to_numpy(dtype=bool),
+        table["expert"].to_numpy(),
+        both.context.scheme,
     )
-    figure = change_bars(change[order], order, both.context.scheme)
+    known = rows["significant"].notna().any()
     caption = (
-        f"Layer {layer.index}: share of the load in B minus that in A, in percentage points; "
-        f"{selections(both)}. An even share is {100 / layer.experts:.3g} %."
+        f"Layer {layer}: share of the load in B minus that in A, in percentage points; {phase}, "
+        f"{tag}, where it changed most. An even share is {100 / len(rows):.3g} %. "
+        + ("Grey is within the noise, lines are its bounds." if known else "Noise is not known.")
     )
     return Filled(figure, caption, table)
 
@@ -232,5 +233,5 @@ VIEW = View(
         ),
     ),
     fill=fill,
-    controls=("between", "layer", "against"),
+    controls=("between", "layer", "against", "noise"),
 )

@@ -2,27 +2,33 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
-import pandas as pd
-import pyarrow.parquet as pq
 import pytest
+from pandas.testing import assert_frame_equal
 
+import routeprof
+from routeprof.compare.difference import Difference
+from routeprof.compare.difference import compare as difference_of
 from routeprof.dashboards.drawing import Places, context_of, draw, version
+from routeprof.dashboards.figures.tags import label
 from routeprof.dashboards.live import follower, source
 from routeprof.dashboards.live.library import Library
-from routeprof.dashboards.panels import noise
+from routeprof.dashboards.panels import differences
 from routeprof.dashboards.panels.comparison import OPEN_TWO, Pair, pair
-from routeprof.dashboards.panels.noise import Samples, bound, samples
-from routeprof.dashboards.view import Against, Context
+from routeprof.dashboards.panels.differences import READING, TOO_MUCH, UNASKED, Work, diff_line
+from routeprof.dashboards.view import Against, Content, Context
 from routeprof.dashboards.views import compare
 from routeprof.profile import Profile
 from routeprof.topology import Layer
 from tests.dashboards.made import CAPTURED, EXPERTS, HOSTILE, LAYERS, Writer
 
-WINDOWS = 12
+WINDOWS = 36
+"""Enough of each phase and tag to tell noise from change."""
 
 
 class Turned(Writer):
@@ -49,9 +55,23 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return record(Writer, folder / "monday", 1), record(Turned, folder / "tuesday", 2, WINDOWS + 2)
 
 
-def look(*paths: Path, query: str = "") -> Context:
+@cache
+def library_of(*paths: Path) -> Library:
+    """Pages of these, with all parts read."""
     library = Library(*paths)
-    context = context_of(library, library.open(query), compare.VIEW, "light")
+    for name in library.names():
+        opened = library.open(f"?run={quote(name)}")
+        while opened.source is not None and opened.source.behind:
+            opened.source.read()
+    return library
+
+
+def look(*paths: Path, query: str = "", library: Library | None = None) -> Context:
+    pages = library or library_of(*paths)
+    opened = pages.open(query)
+    while opened.source is not None and opened.source.behind:
+        opened = pages.open(query)
+    context = context_of(pages, opened, compare.VIEW, "light")
     assert context is not None
     return context
 
@@ -78,15 +98,56 @@ def counts(profile: Profile, layer: int) -> list[int]:
     return [int(value) for value in table.loc[table["layer"] == layer, "tokens"]]
 
 
-@pytest.mark.parametrize("query", ["", "?phase=decode", "?tag=untagged&phase=prefill"])
-def test_divergence_and_imbalance_of_every_layer(two: tuple[Path, Path], query: str) -> None:
+QUERIES: dict[str, dict[str, Any]] = {
+    "": {},
+    "?phase=decode": {"phase": "decode"},
+    "?tag=untagged&phase=prefill": {"phase": "prefill", "tag": "untagged"},
+    "?run=monday&between=4-30&phase=prefill": {"phase": "prefill", "between": (4.0, 30.0)},
+}
+
+
+def said(one: Path, other: Path, **selected: Any) -> Difference:
+    """What ``routeprof diff`` says, from the recordings as they are on disk."""
+    a, b = routeprof.load(one), routeprof.load(other)
+    between = selected.pop("between", None)
+    absolute = None if between is None else a.since_start(between)
+    return difference_of(a.select(between=absolute, **selected), b.select(**selected))
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_the_page_says_what_diff_says(two: tuple[Path, Path], query: str) -> None:
     context = look(*two, query=query)
     assert context.against is not None
     assert (context.name, context.against.name) == ("monday", "tuesday")
+    panels, expected = compare.fill(context).panels, said(*two, **QUERIES[query])
+    assert expected.judged
+    names = "phase tag layer divergence noise_bound p experts_changed".split()
+    assert_frame_equal(panels["divergence"].table[names], expected.layers[names])
+    for row in expected.layers.drop_duplicates("layer").itertuples():
+        same = f"{query}&layer={row.layer}" if query else f"?layer={row.layer}"
+        table = compare.fill(look(*two, query=same)).panels["share_changes"].table
+        rows = expected.experts.query("layer == @row.layer and phase == @row.phase")
+        rows = rows[rows["tag"] == row.tag].set_index("expert").loc[table["expert"]]
+        for name, scale in {
+            "share_a": 1,
+            "share_b": 1,
+            "share_change": 100,
+            "noise_bound": 100,
+        }.items():
+            assert table[name].to_numpy() == pytest.approx(scale * rows[name].to_numpy())
+        assert table["p"].to_list() == rows["p"].to_list()
+        assert (table["change"] == "changed").to_list() == rows["significant"].to_list()
+
+
+@pytest.mark.parametrize("query", ["?phase=decode&tag=untagged", "?tag=untagged&phase=prefill"])
+def test_divergence_and_imbalance_of_every_layer(two: tuple[Path, Path], query: str) -> None:
+    """As the definitions have them, of one phase and tag."""
+    context = look(*two, query=query)
+    assert context.against is not None
     panels = compare.fill(context).panels
     table = panels["divergence"].table.set_index("layer")
     imbalance = panels["imbalances"].table.set_index("layer")
-    assert tuple(table.index) == CAPTURED
+    assert tuple(sorted(table.index)) == CAPTURED
     for layer in CAPTURED:
         own, others = counts(context.profile, layer), counts(context.against.profile, layer)
         assert table.loc[layer, "divergence"] == pytest.approx(js(own, others))
@@ -101,81 +162,100 @@ def test_divergence_and_imbalance_of_every_layer(two: tuple[Path, Path], query: 
 
 
 def test_only_what_changed_is_above_the_noise(two: tuple[Path, Path]) -> None:
-    context = look(*two)
-    content = compare.fill(context)
-    table = content.panels["divergence"].table.set_index("layer")
-    assert (table["divergence"] > table["noise_bound"]).to_dict() == {1: False, 2: False, 6: True}
+    content = compare.fill(look(*two))
+    table = content.panels["divergence"].table
+    changed = table.groupby("layer")["change"].unique().map(list).to_dict()
+    assert changed == {1: ["within the noise"], 2: ["within the noise"], 6: ["changed"]}
     cards = {card.name: card for card in content.cards}
-    assert cards["layers_changed"].value == "1 of 3"
-    assert cards["divergence_largest"].note.startswith("layer 6 · noise bound")
+    assert cards["layers_changed"].value == "4 of 12"  # each in 2 phases with 2 tags
+    assert cards["layers_changed"].note == "in 4 phases and tags, level 0.05 for all together"
+    assert cards["divergence_largest"].note.startswith("layer 6, ")
     assert cards["tokens_a"].value == f"{WINDOWS * 4 * 64:,}"
     assert cards["tokens_b"].note == "tuesday"
-    names = [trace.name for trace in content.panels["divergence"].figure.data]
-    assert names == ["above the noise", "within the noise", "noise bound"]
+    traces = content.panels["divergence"].figure.data
+    assert [trace.name for trace in traces] == ["changed", "within the noise", "noise bound"]
+    assert [list(trace.x) for trace in traces[:2]] == [[6], [1, 2]]
+    assert HOSTILE not in content.panels["divergence"].figure.to_json()
 
 
-def test_the_noise_is_that_of_resampled_windows(two: tuple[Path, Path]) -> None:
-    """An own bootstrap, with the windows as they are on disk."""
-    context = look(*two)
-    found = compare.fill(context).panels["divergence"].table.set_index("layer")["noise_bound"]
-    generator = np.random.default_rng(11)
-    windows = [on_disk(path, 2) for path in two]
-    bounds = []
-    for own in windows:
-        drawn = []
-        for _ in range(2000):
-            one = own[generator.integers(0, len(own), len(windows[0]))].sum(0)
-            other = own[generator.integers(0, len(own), len(windows[1]))].sum(0)
-            drawn.append(js(one.tolist(), other.tolist()))
-        bounds.append(sorted(drawn)[int(0.95 * len(drawn))])
-    assert found[2] == pytest.approx(max(bounds), rel=0.25)
-
-
-def on_disk(path: Path, layer: int, **kept: str) -> np.ndarray[Any, Any]:
-    """Assignments of every window of a layer, [windows, experts]."""
-    parts = sorted(path.glob("rank-*/part-*.parquet"))
-    table = pd.concat([pq.read_table(part).to_pandas() for part in parts])
-    table = table[table["layer"] == layer]
-    for name, value in kept.items():
-        table = table[table[name] == value]
-    return np.stack(table["counts"].to_list())
-
-
-def test_pieces_are_the_windows_of_the_selection(two: tuple[Path, Path]) -> None:
-    context = look(*two, query="?phase=decode")
-    assert context.against is not None
-    one, other = samples(
-        (context.profile, context.spans), (context.against.profile, context.against.spans)
-    )
-    for piece, path in ((one, two[0]), (other, two[1])):
-        assert piece.unit == "stretches of time"
-        expected = on_disk(path, 6, phase="decode")
-        assert sorted(piece.counts[6].tolist()) == sorted(expected.tolist())
-        assert not len(piece.counts[3])  # silent: no pieces, and no zeros
+def test_of_a_layer_the_phase_and_tag_that_changed_most_is_drawn(two: tuple[Path, Path]) -> None:
+    both = both_of(look(*two))
+    rows = both.difference.layers
+    for row in both.leading.itertuples():
+        own = rows[rows["layer"] == row.layer]
+        assert row.divergence == own["divergence"].max()
+    shown = compare.divergence(both).figure.data[0]
+    most = both.leading.iloc[-1]
+    expected = f"{most['experts_changed']} experts, {most['phase']}, {most['tag']}"
+    assert shown.hovertext[0] == label(expected, 80)
 
 
 def test_a_range_of_time_is_of_the_first(two: tuple[Path, Path]) -> None:
-    context = look(*two, query="?run=monday&between=0-4")
+    context = look(*two, query="?run=monday&between=0-12")
     assert context.against is not None
     both = both_of(context)
-    assert [piece.number for piece in both.pieces] == [4, WINDOWS + 2]
     assert both.counts[0].sum() * 3 == both_of(look(*two)).counts[0].sum()
     assert "B: all of its time" in compare.fill(context).panels["divergence"].caption
+    assert diff_line(context) == "routeprof diff A B --between 0-12 --between-b 0-"
 
 
-def test_the_noise_of_one_window_is_not_known(two: tuple[Path, Path], tmp_path: Path) -> None:
-    short = record(Writer, tmp_path / "short", 3, windows=1)
-    content = compare.fill(look(two[0], short))
+def unknown(content: Content, why: str) -> None:
+    """Nothing is called changed, nor unchanged, and the page says why."""
     filled = content.panels["divergence"]
     assert filled.table["noise_bound"].isna().all()
-    assert "cannot be told from 12 and 1 stretches" in filled.caption
+    assert set(filled.table["change"]) == {"noise not known"}
+    assert why in filled.caption
     assert [trace.name for trace in filled.figure.data] == ["noise not known"]
     assert content.cards[0].value == "–"
     assert "not known" in content.cards[0].note
+    shares = content.panels["share_changes"]
+    assert "Noise is not known." in shares.caption
+    assert set(shares.table["change"]) == {"noise not known"}
+
+
+def test_the_noise_of_few_windows_is_not_known(two: tuple[Path, Path], tmp_path: Path) -> None:
+    short = record(Writer, tmp_path / "short", 3, windows=2)
+    unknown(compare.fill(look(two[0], short)), "Noise is not known from so few steps or windows")
+
+
+def test_a_phase_that_cannot_be_judged_is_not_called_unchanged(tmp_path: Path) -> None:
+    paths = [tmp_path / "one", tmp_path / "other"]
+    for seed, path in enumerate(paths):
+        writer = Writer(path, id=path.name)
+        writer.random = np.random.default_rng(seed)
+        for number in range(WINDOWS):
+            writer.write("decode" if number else "prefill")
+        writer.stop()
+    content = compare.fill(look(*paths))
+    table = content.panels["divergence"].table.set_index("phase")["change"]
+    assert set(table["prefill"]) == {"noise not known"}
+    assert set(table["decode"]) == {"within the noise"}
+    assert content.cards[0].value == "0 of 3"
+    assert content.cards[0].note.endswith("3 not known")
+    assert "prefill: Noise is not known" in content.panels["divergence"].caption
+
+
+def test_noise_that_takes_long_is_found_where_it_is_asked_for(
+    two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library_of.cache_clear()  # with what was found before
+    monkeypatch.setattr(differences, "AT_ONCE", Work(shares=1, counts=1, parts=1))
+    unknown(compare.fill(look(*two)), UNASKED)
+    asked = compare.fill(look(*two, query="?noise=yes"))
+    assert asked.cards[0].value == "4 of 12"
+    library_of.cache_clear()
+    monkeypatch.setattr(differences, "MOST", Work(shares=1, counts=1, parts=1))
+    unknown(compare.fill(look(*two, query="?noise=yes")), TOO_MUCH)
+    library_of.cache_clear()
+
+
+def test_noise_is_not_judged_before_all_is_read(two: tuple[Path, Path]) -> None:
+    unknown(compare.fill(replace(look(*two), exact=None, version="")), READING)
 
 
 def test_shares_that_changed_most_come_first(two: tuple[Path, Path]) -> None:
-    context = look(*two, query="?layer=1")
+    query = "?phase=decode&tag=untagged"
+    context = look(*two, query=f"{query}&layer=1")
     assert context.against is not None
     table = compare.fill(context).panels["share_changes"].table
     frames = [
@@ -190,8 +270,14 @@ def test_shares_that_changed_most_come_first(two: tuple[Path, Path]) -> None:
         )
     assert table["share_change"].abs().is_monotonic_decreasing
     assert len(table) == EXPERTS
-    # Unless told, the layer that differs most.
-    assert "Layer 6" in compare.fill(look(*two)).panels["share_changes"].caption
+    # Unless told, the layer that changed most; coloured is what is significant.
+    filled = compare.fill(look(*two)).panels["share_changes"]
+    assert "Layer 6" in filled.caption
+    bars, lines = filled.figure.data
+    grey = [colour == bars.marker.color[-1] for colour in bars.marker.color]
+    assert grey == (filled.table["change"] != "changed").to_list()
+    bounds = filled.table["noise_bound"].to_numpy()
+    assert np.nanmax(lines.y) == pytest.approx(bounds.max(), rel=1e-4)
     silent = compare.fill(look(*two, query="?layer=3")).panels["share_changes"]
     assert "no tokens" in silent.figure.layout.annotations[0].text
 
@@ -229,7 +315,8 @@ def test_other_models_are_not_compared(
 ) -> None:
     other = tmp_path / "other"
     Writer(other, id="other", layers=layers, passes=("",) * len(layers))
-    against = Against("other", look(other).whole)
+    whole = look(other).whole
+    against = Against("other", whole, whole)
     assert text in reason(replace(look(two[0]), against=against))
 
 
@@ -244,7 +331,7 @@ def test_equal_recordings(two: tuple[Path, Path], tmp_path: Path) -> None:
     twin = record(Writer, tmp_path / "twin", 1)
     content = compare.fill(look(two[0], twin))
     assert "same shares" in content.panels["share_changes"].figure.layout.annotations[0].text
-    assert content.cards[0].value == "0 of 3"
+    assert content.cards[0].value == "0 of 12"
 
 
 def test_pages_look_again_until_the_other_one_is_read(
@@ -283,6 +370,8 @@ def test_pages_follow_the_other_one_while_it_grows(two: tuple[Path, Path], tmp_p
         cards = {card.name: card.value for card in compare.fill(context).cards}
         return newest, cards["tokens_b"]
 
+    while library.open(query).reading.message:
+        pass
     before = seen()
     assert seen() == before
     writer.write()
@@ -307,7 +396,8 @@ def test_a_sum_is_not_compared_with_its_part(two: tuple[Path, Path]) -> None:
 
 def test_the_time_of_a_sum_is_not_that_of_its_parts(two: tuple[Path, Path]) -> None:
     part, alone = look(*two, query="?between=0-4"), look(*two, query="?run=monday&between=0-4")
-    assert part.profile.totals.sums["steps"].sum() == 3 * alone.profile.totals.sums["steps"].sum()
+    steps = [int(each.profile.totals.sums["steps"].sum()) for each in (part, alone)]
+    assert steps[0] == WINDOWS // 4 * steps[1]
     for context, shown in ((part, False), (alone, True)):
         assert (
             bool(draw(compare.VIEW, context, compare.fill(context), Places([], [], []), [])[-3])
@@ -329,20 +419,3 @@ def test_hostile_names_stay_out_of_figures(tmp_path: Path) -> None:
     for filled in content.panels.values():
         assert "b>one" not in filled.figure.to_json()
         assert "i>other" not in filled.figure.to_json()
-
-
-def test_the_bound_is_that_of_the_noisier() -> None:
-    steady = Samples("steps", {1: np.array([[5, 5]] * 10)})
-    noisy = Samples("steps", {1: np.array([[9, 1], [1, 9]] * 5)})
-    assert bound(steady, steady, 1) == 0.0
-    assert bound(steady, noisy, 1) == bound(noisy, steady, 1) > 0.01
-    for few in (Samples("steps", {1: np.array([[5, 5]])}), Samples("steps", {})):
-        assert math.isnan(bound(noisy, few, 1))
-
-
-def test_many_stretches_are_put_together(two: tuple[Path, Path], monkeypatch: Any) -> None:
-    monkeypatch.setattr(noise, "MOST", 4)
-    context = look(*two)
-    piece, _ = samples((context.profile, context.spans), (context.profile, context.spans))
-    windows = on_disk(two[0], 1)
-    assert piece.counts[1].tolist() == windows.reshape(4, WINDOWS // 4, EXPERTS).sum(1).tolist()
