@@ -7,6 +7,7 @@ import json
 import pickle
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
@@ -16,6 +17,7 @@ from routeprof.dashboards.live.library import Library
 from routeprof.errors import NotARecordingError, UnreachableError, UsageError
 from routeprof.recording import stores
 from routeprof.recording.places import place
+from routeprof.recording.reader import read_part
 from routeprof.recording.workers import Workers
 from routeprof.report.summary import summary_json
 from routeprof.topology import RankRole
@@ -228,7 +230,17 @@ def test_a_file_system_of_fsspec(local):
 def test_an_endpoint_in_the_address(address, server, monkeypatch):
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     there = f"{address}?endpoint_override={server.endpoint}"
-    assert len(routeprof.load(there).files.ranks) == 3
+    files = routeprof.load(there).files
+    assert len(files.ranks) == 3
+    part = pickle.loads(pickle.dumps(files.parts("part")[0]))
+    assert isinstance(read_part(part, files.info), pa.Table)  # a worker has no other endpoint
+
+
+def test_a_recording_is_listed_once_whatever_its_ranks(address, server):
+    before = len(server.requests())
+    routeprof.recording.reader.open_recording(address)
+    # One that tells a directory from nothing, and one of everything below it.
+    assert sum("LIST BUCKET" in line for line in server.requests()[before:]) == 2
 
 
 def test_a_part_travels_as_its_address_alone(address):
