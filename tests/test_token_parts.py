@@ -13,6 +13,7 @@ import pytest
 import routeprof
 from routeprof.dashboards.views import affinity
 from routeprof.profile import Profile
+from routeprof.recording.places import parquet_file
 from routeprof.token_parts import last_places
 from routeprof.topology import RankRole
 from tests.capture.oracle import Call, layers_of, random_step
@@ -150,13 +151,13 @@ def test_requests_of_a_selection(recording: Path, profile: Profile):
 def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often each file was opened, by its rank and name."""
     times: Counter[str] = Counter()
-    real = pq.ParquetFile
+    real = parquet_file
 
     def counting(path: Path, **options: object) -> pq.ParquetFile:
         times[f"{path.parent.name}/{path.name}"] += 1
         return real(path, **options)
 
-    monkeypatch.setattr("routeprof.recording.reader.pq.ParquetFile", counting)
+    monkeypatch.setattr("routeprof.recording.reader.parquet_file", counting)
     return times
 
 
