@@ -7,7 +7,7 @@ the file and pages from the foot, so that what lies between is nothing to those 
 
 from __future__ import annotations
 
-import mmap
+from os import SEEK_END
 from pathlib import Path
 from struct import Struct
 from zlib import crc32
@@ -16,6 +16,8 @@ MARK = b"routeprf"
 _SEAL = Struct("<8sI")
 _END = Struct("<I4s")
 """Length of the foot, and Parquet's own mark."""
+
+_PIECE = 1 << 20
 
 
 def seal(path: Path) -> None:
@@ -26,7 +28,7 @@ def seal(path: Path) -> None:
     """
     with path.open("r+b") as file:
         data = file.read()
-        place = _foot(data)
+        place = _foot(data, len(data))
         file.seek(place)
         file.write(_SEAL.pack(MARK, crc32(data)))
         file.write(data[place:])
@@ -38,21 +40,32 @@ def broken(path: Path) -> bool:
     Raises:
         OSError: it cannot be read.
     """
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        foot = _foot(data)
-        place = foot - _SEAL.size
+    # Not mapped into memory: a page that a file server cannot give would end the process.
+    with path.open("rb") as file:
+        size = file.seek(0, SEEK_END)
+        if size < _END.size:
+            return False
+        file.seek(size - _END.size)
+        place = _foot(file.read(), size) - _SEAL.size
         if place < 0:
             return False
-        mark, due = _SEAL.unpack_from(data, place)
-        if mark != MARK:
+        file.seek(place)
+        head, rest = file.read(_SEAL.size), file.read()
+        if not head.startswith(MARK):
             return False
-        with memoryview(data) as view, view[:place] as pages, view[foot:] as rest:
-            return crc32(rest, crc32(pages)) != int(due)
+        file.seek(0)
+        found = 0
+        for start in range(0, place, _PIECE):
+            found = crc32(file.read(min(_PIECE, place - start)), found)
+        return crc32(rest, found).to_bytes(4, "little") != head[len(MARK) :]
 
 
-def _foot(data: bytes | mmap.mmap) -> int:
-    """Where a Parquet file's foot begins; negative where it has none."""
-    if len(data) < _END.size:
-        return -1
-    length, _ = _END.unpack_from(data, len(data) - _END.size)
-    return len(data) - _END.size - int(length)
+def _foot(end: bytes, size: int) -> int:
+    """Where the foot of a Parquet file begins; negative where it has none.
+
+    Args:
+        end: the last bytes of the file.
+        size: of the file, in bytes.
+    """
+    length, _ = _END.unpack(end[-_END.size :])
+    return size - _END.size - int(length)
