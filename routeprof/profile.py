@@ -249,7 +249,7 @@ class Profile:
 
         return replace(
             self,
-            totals=tables.only_keys(self.totals, wanted),
+            totals=self.totals.only(wanted),
             phase=phase or self.phase,
             tag=tag or self.tag,
         )
@@ -262,7 +262,7 @@ class Profile:
         parts = self.files.parts("part")
         totals = fold(parts, self.info, between=between, executor=executor)
         kept = set(self.totals.keys)
-        return replace(self, totals=tables.only_keys(totals, kept.__contains__), between=between)
+        return replace(self, totals=totals.only(kept.__contains__), between=between)
 
     # -- tables
 

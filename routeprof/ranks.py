@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from routeprof.recording.fold import Totals, Windows, fold
 from routeprof.recording.reader import Part, RankFiles, RecordingFiles
 from routeprof.recording.schema import RecordingInfo
-from routeprof.tables import framed, only_keys, tag_name
+from routeprof.tables import framed, tag_name
 from routeprof.topology import Layer
 
 if TYPE_CHECKING:
@@ -81,9 +81,8 @@ def _alone(profile: Profile, rank: RankFiles) -> Profile:
     """The profile of one rank, as if it owned its tokens: coverage, counts, steps, tokens."""
     state = rank.state and replace(rank.state, role=replace(rank.state.role, owns_tokens=True))
     owner = replace(rank, state=state)
-    totals = only_keys(
-        _read(profile, rank).totals,
-        lambda key: profile.phase in (None, key[0]) and profile.tag in (None, tag_name(key[1])),
+    totals = _read(profile, rank).totals.only(
+        lambda key: profile.phase in (None, key[0]) and profile.tag in (None, tag_name(key[1]))
     )
     files = RecordingFiles(rank.directory, profile.info, (owner,))
     return replace(profile, totals=totals, files=files)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from routeprof.metrics import balance, capacity, gate, overflow, quantiles
-from routeprof.recording.fold import Key, Totals
+from routeprof.recording.fold import Totals
 from routeprof.topology import Layer
 
 if TYPE_CHECKING:
@@ -39,14 +39,6 @@ _BALANCE = (
     "entropy_normalized effective_experts dead_experts top2_share"
 ).split()
 _WHOLE = "steps tokens assignments invalid dead_experts hottest_expert coldest_expert".split()
-
-
-# -- selecting keys
-
-
-def only_keys(totals: Totals, wanted: Callable[[Key], bool]) -> Totals:
-    """The totals of some keys alone."""
-    return totals.only(wanted)
 
 
 def groups(profile: Profile, breakdown: bool) -> Iterator[tuple[str, str, list[int]]]:

@@ -290,7 +290,7 @@ def test_an_empty_selection_is_said(context: Make) -> None:
     base = context()
     nothing = base.whole.select(phase="decode").select(tag="code")
     only = nothing.select(phase="decode")
-    totals = routeprof.profile.tables.only_keys(only.totals, lambda key: False)
+    totals = only.totals.only(lambda key: False)
     empty = routeprof.profile.replace(only, totals=totals)
     view = Context(base.whole, empty, base.state, "light", base.activity, base.now)
     for item in VIEWS:
