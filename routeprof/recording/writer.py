@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from routeprof.errors import RecordingExistsError
+from routeprof.recording.row_groups import BOUNDED, in_groups
 from routeprof.recording.schema import (
     INFO_FILE,
     RANK_FILE,
@@ -52,14 +53,7 @@ class RecordingWriter:
         target = self.rank / part_name(kind, number)
         temporary = target.with_suffix(".tmp")
         try:
-            pq.write_table(
-                table,
-                temporary,
-                compression="zstd",
-                **_encodings(schema),
-                write_statistics=False,
-                write_page_checksum=True,
-            )
+            _write(temporary, in_groups(table) if kind == "tokens" else [table])
             seal(temporary)
         except OSError:
             temporary.unlink(missing_ok=True)
@@ -80,6 +74,21 @@ class RecordingWriter:
             write_whole(self.rank / RANK_FILE, self.state.to_json())
 
 
+def _write(path: Path, groups: Sequence[pa.Table]) -> None:
+    """Write a Parquet file of these row groups."""
+    schema = groups[0].schema
+    with pq.ParquetWriter(
+        path,
+        schema,
+        compression="zstd",
+        **_encodings(schema),
+        write_statistics=list(BOUNDED) if "ids" in schema.names else False,
+        write_page_checksum=True,
+    ) as file:
+        for group in groups:
+            file.write_table(group)
+
+
 _ASCENDING = ("request", "position")
 """Lists whose numbers mostly follow one another."""
 
@@ -87,9 +96,10 @@ _ASCENDING = ("request", "position")
 def _encodings(schema: pa.Schema) -> dict[str, Any]:
     """How numbers are written so that they take their width in bits and not in words.
 
-    Parquet knows no integers below 32 bits: a list of uint8 takes four bytes a number, of which
-    zstd does not win back all. Expert ids and counts have few values, which a dictionary numbers
-    in as few bits as it takes; numbers that follow one another are written as differences.
+    Parquet knows no integers below 32 bits: a list of small numbers takes four bytes for each, of
+    which zstd does not win back all. Counts have few values, which a dictionary numbers in as few
+    bits as it takes; numbers that follow one another are written as differences; bytes, which the
+    expert ids are, as they are, their lengths apart.
     """
     text = [field.name for field in schema if pa.types.is_dictionary(field.type)]
     whole = [field.name for field in schema if pa.types.is_integer(field.type)]
@@ -99,9 +109,11 @@ def _encodings(schema: pa.Schema) -> dict[str, Any]:
         if pa.types.is_list(field.type) and pa.types.is_integer(field.type.value_type)
     ]
     differences = [*whole, *(_numbers(name) for name in lists if name in _ASCENDING)]
+    packed = [field.name for field in schema if pa.types.is_binary(field.type)]
     return {
         "use_dictionary": [*text, *(_numbers(name) for name in lists if name not in _ASCENDING)],
-        "column_encoding": dict.fromkeys(differences, "DELTA_BINARY_PACKED"),
+        "column_encoding": dict.fromkeys(differences, "DELTA_BINARY_PACKED")
+        | dict.fromkeys(packed, "DELTA_LENGTH_BYTE_ARRAY"),
     }
 
 
