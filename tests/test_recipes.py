@@ -172,7 +172,7 @@ RECORDINGS: dict[str, Callable[[Path], Path]] = {
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What ``routeprof demo`` records, with fewer tokens and two more ranks."""
     directory = tmp_path_factory.mktemp("demo") / "recording"
-    record_prompts(load_model(), directory, level="tokens", window=0.05, new_tokens=6)
+    record_prompts(load_model(), directory, level="tokens", window=0.05, new_tokens=4)
     return add_ranks(directory, directory / "rank-00000")
 
 
