@@ -8,6 +8,7 @@
     │   ├── NewerSchemaError           written by a newer routeprof
     │   ├── EmptyRecordingError        a recording without a single readable part
     │   ├── RecordingExistsError       the directory to write to already holds something
+    │   ├── NotWritableError           the directory to write to cannot be written
     │   ├── OverlapError               two directories hold the same part of one run
     │   ├── MismatchError              ranks or recordings of different models
     │   ├── OverflowingError           numbers too large to be counts
@@ -57,6 +58,10 @@ class EmptyRecordingError(RecordingError):
 
 class RecordingExistsError(RecordingError):
     """The directory to write to already holds something."""
+
+
+class NotWritableError(RecordingError):
+    """The directory to write to cannot be made or written."""
 
 
 class OverlapError(RecordingError):

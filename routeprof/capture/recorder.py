@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import warnings
 import weakref
@@ -14,7 +15,7 @@ from time import time
 from types import TracebackType
 from typing import Any
 
-from routeprof.capture import control
+from routeprof.capture import clock, control
 from routeprof.capture.base import Capture
 from routeprof.capture.snapshot import Snapshot
 from routeprof.capture.stream import Rows, Stream
@@ -30,6 +31,10 @@ PATIENCE_SECONDS = 10.0
 
 MAX_UNWRITTEN = 256
 """Windows of tags that are over, kept in memory while the disk takes none."""
+
+_NOT_WRITTEN = (
+    "routeprof: {} cannot be written ({}): counting goes on in memory until it can; make room"
+)
 
 
 class Recorder:
@@ -76,7 +81,7 @@ class Recorder:
         self._collect_lock = threading.RLock()
         self._unwritten: list[Rows] = []
         self._window = 0
-        self._window_start = time()
+        self._window_start = clock.now()
         self._listener = control.Listener(directory)
         self._state_lock = threading.RLock()
         self._stop = threading.Event()
@@ -233,7 +238,8 @@ class Recorder:
         stay_single()
         while not self._stop.wait(control.POLL_SECONDS):
             self._obey()
-            if time() - self.writer.state.updated > control.HEARTBEAT_SECONDS:
+            # However the clock was set meanwhile.
+            if abs(time() - self.writer.state.updated) > control.HEARTBEAT_SECONDS:
                 with suppress(OSError):  # the drain thread meets it, too, and says so
                     self.writer.write_state()
 
@@ -266,6 +272,10 @@ class Recorder:
                 self._not_written(error)
 
     def _not_written(self, error: Exception) -> None:
+        """Count it, and say it once: where nothing can be written, ``rank.json`` cannot tell."""
+        if "write_failures" not in self.problems:
+            with suppress(Exception):  # there may be no stream to say it on
+                print(_NOT_WRITTEN.format(self.writer.rank, error), file=sys.stderr, flush=True)
         self._add("write_failures", 1)
         self.problems["last_write_failure"] = f"{type(error).__name__}: {error}"
 
@@ -290,7 +300,9 @@ class Recorder:
             taken.append((stream, snapshot, bool(columns)))
             for name, values in columns.items():
                 rows.setdefault(name, []).extend(values)
-        self._write_windows(rows, time(), keep)
+        # A window ends when its sums were taken, however long the writing of others took.
+        end = max((snapshot.time for _, snapshot, _ in taken), default=self._window_start)
+        self._write_windows(rows, end, keep)
         for stream, snapshot, grown in taken:
             if grown:
                 stream.written = snapshot
@@ -307,7 +319,7 @@ class Recorder:
         return len(taken) == len(self.streams)
 
     def _write_windows(self, rows: Rows, end: float, keep: bool) -> None:
-        """Write what was kept, then the rows of the window that ends now."""
+        """Write what was kept, then the rows of the window that ended then."""
         if rows:
             count = len(rows["layer"])
             rows["window"] = [self._window] * count
