@@ -12,7 +12,7 @@
     │   ├── OverlapError               two directories hold the same part of one run
     │   ├── MismatchError              ranks or recordings of different models
     │   ├── OverflowingError           numbers too large to be counts
-    │   ├── UnreachableError           the store that an address is of does not answer, or refuses
+    │   ├── UnreachableError           the store or file system does not answer, or refuses
     │   ├── WorkersError               processes that were to read it are gone or cannot be reached
     │   └── LevelRequiredError         the question needs a more detailed level
     │       └── NotKnownError          the file that was converted does not say it
@@ -81,7 +81,7 @@ class WorkersError(RecordingError):
 
 
 class UnreachableError(RecordingError):
-    """The store or the remote file system that an address is of cannot be read."""
+    """The store or the file system that a recording is on cannot be read or listed."""
 
 
 class LevelRequiredError(RecordingError):

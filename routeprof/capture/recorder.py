@@ -23,7 +23,7 @@ from routeprof.capture.tags import check_tag
 from routeprof.capture.threads import stay_single
 from routeprof.errors import InvalidTagError
 from routeprof.recording.schema import WINDOW_SCHEMA, RankState, RecordingInfo
-from routeprof.recording.writer import RecordingWriter
+from routeprof.recording.writer import RecordingWriter, reason
 from routeprof.topology import PHASES, RankRole
 
 PATIENCE_SECONDS = 10.0
@@ -197,7 +197,7 @@ class Recorder:
             except Exception as error:  # whoever serves the model goes on, and is told
                 warnings.warn(
                     f"the end of the recording {self.writer.directory} could not be written "
-                    f"({error}); make room and record again",
+                    f"({reason(error)}); make room and record again",
                     RuntimeWarning,
                     stacklevel=3,
                 )
@@ -275,7 +275,8 @@ class Recorder:
         """Count it, and say it once: where nothing can be written, ``rank.json`` cannot tell."""
         if "write_failures" not in self.problems:
             with suppress(Exception):  # there may be no stream to say it on
-                print(_NOT_WRITTEN.format(self.writer.rank, error), file=sys.stderr, flush=True)
+                line = _NOT_WRITTEN.format(self.writer.rank, reason(error))
+                print(line, file=sys.stderr, flush=True)
         self._add("write_failures", 1)
         self.problems["last_write_failure"] = f"{type(error).__name__}: {error}"
 

@@ -43,9 +43,10 @@ class RecordingWriter:
             _claim(directory, self.rank, info, state.role.world_size)
             self.write_state()
         except OSError as error:
+            _take_back(directory, self.rank, alone=state.role.world_size == 1)
             raise NotWritableError(
-                f"{directory} cannot be written ({error.strerror or error}); choose another "
-                "directory or make room"
+                f"{directory} cannot be written ({reason(error)}); choose another directory or "
+                "make room"
             ) from error
 
     def write(self, kind: str, schema: pa.Schema, columns: Mapping[str, Sequence[Any]]) -> None:
@@ -132,6 +133,20 @@ def _claim(directory: Path, rank: Path, info: RecordingInfo, world_size: int) ->
     _write_first(directory / INFO_FILE, info.to_json())
 
 
+def reason(error: Exception) -> str:
+    """What went wrong, without the name of a temporary file."""
+    number = error.errno if isinstance(error, OSError) else None
+    return os.strerror(number) if number else f"{type(error).__name__}: {error}"
+
+
+def _take_back(directory: Path, rank: Path, *, alone: bool) -> None:
+    """Remove what was begun, so that the same directory will do once it can be written."""
+    with suppress(OSError):
+        rank.rmdir()
+        if alone:
+            (directory / INFO_FILE).unlink(missing_ok=True)
+
+
 def _write_first(path: Path, text: str) -> None:
     """Write a file that ranks race for: the first one's stays, and is whole when it appears."""
     temporary = _beside(path)
@@ -161,11 +176,20 @@ def _becoming(path: Path) -> Iterator[Path]:
     temporary = _beside(path)
     try:
         yield temporary
-        temporary.replace(path)
+        _rename(temporary, path)
     except BaseException:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+
+
+def _rename(temporary: Path, path: Path) -> None:
+    """Rename a file that is there; over NFS it may be done and an answer lost."""
+    try:
+        temporary.replace(path)
+    except FileNotFoundError:  # to the request that was sent again
+        if not path.exists():
+            raise
 
 
 def _beside(path: Path) -> Path:
