@@ -70,13 +70,19 @@ class Engine:
         return {"steps": len(self.steps), "loads": sums, **more}
 
 
+def end_window(recorder: Recorder) -> None:
+    """End a window as soon as the step that runs is over."""
+    with recorder._collect_lock:
+        assert recorder._collect(final=False, patience=600.0)
+
+
 def slow_renames(directory: Path, faults: Faults) -> Said:
     engine, during = Engine(directory), []
 
     def work(recorder: Recorder) -> None:
         for _ in range(6):
             before = len(engine.steps)
-            flush(recorder)
+            end_window(recorder)
             during.append(len(engine.steps) - before)
 
     with faults.having(rename_milliseconds=100):
@@ -130,7 +136,7 @@ def late_listings(directory: Path, faults: Faults) -> Said:
     for _ in range(3):
         engine.serve()
         flush(engine.recorder)
-    source.read()
+    before = _looked(source)
     with faults.having(hide_seconds=HOUR):
         missing = open_recording(directory).ranks[0].missing()
         hidden = _looked(source)
@@ -141,7 +147,8 @@ def late_listings(directory: Path, faults: Faults) -> Said:
         except RouteprofError as error:
             line = str(error)
     shown = _looked(source)
-    return engine.said(missing=missing, hidden=hidden, unlisted=unlisted, line=line, shown=shown)
+    looks = {"before": before, "hidden": hidden, "unlisted": unlisted, "shown": shown}
+    return engine.said(missing=missing, line=line, **looks)
 
 
 def _looked(source: Source) -> list[object]:
@@ -170,7 +177,7 @@ def clock_set(directory: Path, faults: Faults) -> Said:
     start = time()
     for shift in (0, -HOUR, HOUR, 0):
         faults["clock_seconds"] = shift
-        engine.beside(lambda recorder: [flush(recorder) for _ in range(3)])
+        engine.beside(lambda recorder: [end_window(recorder) for _ in range(3)])
         told.append(open_recording(directory).ranks[0].state.updated - time())
     return engine.said(start=start, told=told)
 
