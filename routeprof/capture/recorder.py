@@ -33,7 +33,8 @@ MAX_UNWRITTEN = 256
 """Windows of tags that are over, kept in memory while the disk takes none."""
 
 _NOT_WRITTEN = (
-    "routeprof: {} cannot be written ({}): counting goes on in memory until it can; make room"
+    "routeprof: {} cannot be written ({}); counting goes on in memory: make room, or make it "
+    "writable, before the program ends"
 )
 
 
@@ -197,7 +198,7 @@ class Recorder:
             except Exception as error:  # whoever serves the model goes on, and is told
                 warnings.warn(
                     f"the end of the recording {self.writer.directory} could not be written "
-                    f"({reason(error)}); make room and record again",
+                    f"({reason(error)}); make room or make it writable, and record again",
                     RuntimeWarning,
                     stacklevel=3,
                 )

@@ -45,8 +45,8 @@ class RecordingWriter:
         except OSError as error:
             _take_back(directory, self.rank, alone=state.role.world_size == 1)
             raise NotWritableError(
-                f"{directory} cannot be written ({reason(error)}); choose another directory or "
-                "make room"
+                f"{directory} cannot be written ({reason(error)}); make room, make it writable or "
+                "choose another directory"
             ) from error
 
     def write(self, kind: str, schema: pa.Schema, columns: Mapping[str, Sequence[Any]]) -> None:

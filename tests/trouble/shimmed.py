@@ -9,13 +9,9 @@ from __future__ import annotations
 import errno
 import json
 import sys
-import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from time import time
-
-import numpy as np
 
 import routeprof
 from routeprof.capture.recorder import Recorder
@@ -23,57 +19,12 @@ from routeprof.dashboards.live.library import Library
 from routeprof.dashboards.live.source import Source
 from routeprof.errors import RouteprofError
 from routeprof.recording.reader import open_recording
-from tests.capture.oracle import Step
-from tests.capture.recordings import LAYERS, flush, loads, recorder_of, serve, some
+from tests.capture.recordings import LAYERS, flush, recorder_of
+from tests.trouble.engine import Engine, end_window
 from tests.trouble.shim import Faults
 
 HOUR = 3600
 Said = dict[str, object]
-
-
-class Engine:
-    """An engine that serves, on a thread of its own, and notes what it ran."""
-
-    def __init__(self, directory: Path, window: float = 3600.0) -> None:
-        self.recorder, self.capture = recorder_of(
-            directory, LAYERS, level="steps", window=window, ring=1 << 17
-        )
-        self.steps: list[Step] = []
-        self._random = np.random.default_rng(7)
-
-    def serve(self, steps: int = 10) -> None:
-        """Run steps here."""
-        for _ in range(steps):
-            self.steps.append(some(self._random))
-            serve(self.capture, self.steps[-1])
-
-    def beside(self, work: Callable[[Recorder], None]) -> None:
-        """Serve on another thread while the work is done here."""
-        over = threading.Event()
-
-        def serve_on() -> None:
-            while not over.is_set():
-                self.serve(1)
-
-        thread = threading.Thread(target=serve_on)
-        thread.start()
-        try:
-            work(self.recorder)
-        finally:
-            over.set()
-            thread.join()
-
-    def said(self, **more: object) -> Said:
-        """Stop, and say what was served."""
-        self.recorder.close()
-        sums = [load.tolist() for load in loads(LAYERS, self.steps)]
-        return {"steps": len(self.steps), "loads": sums, **more}
-
-
-def end_window(recorder: Recorder) -> None:
-    """End a window as soon as the step that runs is over."""
-    with recorder._collect_lock:
-        assert recorder._collect(final=False, patience=600.0)
 
 
 def slow_renames(directory: Path, faults: Faults) -> Said:
