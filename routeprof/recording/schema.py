@@ -254,14 +254,18 @@ class RankState:
         data["role"] = RankRole(**_known(RankRole, data["role"]))
         if not all(isinstance(number, int) for number in asdict(data["role"]).values()):
             raise TypeError("a role consists of whole numbers")
-        if not isinstance(data["parts"], dict) or not isinstance(data["problems"], dict):
-            raise TypeError("parts and problems are mappings")
+        mappings = (data["parts"], data["problems"], data.get("facts", {}))
+        if not all(isinstance(mapping, dict) for mapping in mappings):
+            raise TypeError("parts, problems and facts are mappings")
         data["layers"] = tuple(_layer(layer) for layer in data.get("layers", ()))
         data["passes"] = tuple(data.get("passes", ()))
         if len(data["layers"]) != len(data["passes"]):
             raise ValueError("each layer has a pass")
         state = cls(**_known(cls, data))
         _check_kinds(state, *state.layers)
+        numbers = (state.pid, state.control, *state.parts.values(), *state.facts.values())
+        if not all(isinstance(number, int) for number in numbers):
+            raise TypeError("pid, control, parts and facts are whole numbers")
         return state
 
 

@@ -21,11 +21,13 @@ ROOT = Path(__file__).parents[2]
 PAGE = " ".join((ROOT / "docs/trouble.md").read_text("utf-8").split())
 
 
-def program(module: str, *words: object, env: dict[str, str] | None = None) -> Lines:
+def program(
+    module: str, *words: object, env: dict[str, str] | None = None, status: int = 0
+) -> Lines:
     """Run a program of this package to its end."""
     command = [sys.executable, "-m", f"tests.trouble.{module}", *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == status, done.stderr
     return Lines([json.loads(line) for line in done.stdout.splitlines()], done.stderr)
 
 

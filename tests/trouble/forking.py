@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.trouble.engine import Engine
 
-FORKS = 20
+FORKS = 10
 
 
 def in_the_child(engine: Engine) -> None:
