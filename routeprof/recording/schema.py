@@ -271,10 +271,10 @@ class RankState:
 
 def _check_kinds(*facts: Any) -> None:
     """Raise TypeError for a text, a switch or a number of seconds that is something else."""
-    kinds: dict[type, Any] = {str: str, bool: bool, float: int | float}
+    kinds: dict[Any, Any] = {"str": str, "bool": bool, "float": int | float}
     for fact in facts:
         for item in fields(fact):
-            kind, value = kinds.get(type(item.default)), getattr(fact, item.name)
+            kind, value = kinds.get(item.type), getattr(fact, item.name)
             if kind and not isinstance(value, kind):
                 raise TypeError(f"{item.name} is {value!r}")
 

@@ -47,7 +47,7 @@ def test_what_it_had_written_is_there_and_it_is_called_dead(died):
     states = rank_states(died / "a")
     assert {health(state, time()) for state in states.values()} == {"dead"}
     findings = {finding.code: finding for finding in profile.findings(now=time() + 1e6)}
-    assert documented(f"[not-stopped] {findings['not-stopped'].remedy}")
+    assert documented(findings["not-stopped"].suggestion)
 
 
 def test_into_the_same_directory_it_is_refused_and_harms_nothing(died):

@@ -68,30 +68,40 @@ def test_a_newer_schema_is_refused_in_one_line(directory):
     assert documented(str(refused.value), DIR=directory)
 
 
-@pytest.mark.parametrize("wrong", [None, 7, "x", [3], {"a": 1}])
-@pytest.mark.parametrize(
-    "field", "level id gate started window_seconds capacity_rule run source batches".split()
-)
-def test_a_damaged_field_is_one_line(directory, field, wrong):
-    data = json.loads((directory / "recording.json").read_text())
-    if isinstance(wrong, str | int) and isinstance(data[field], type(wrong) | float):
-        wrong = [wrong] if field != "level" else wrong
-    change(directory / "recording.json", lambda data: data | {field: wrong})
-    with pytest.raises(NotARecordingError) as refused:
-        routeprof.load(directory)
-    assert documented(str(refused.value), DIR=directory, REASON=f"{field} is {wrong!r}")
+TEXTS = "id level capacity_rule routeprof run source".split()
 
 
-@pytest.mark.parametrize("wrong", [None, 7, "x", [3]])
+@pytest.mark.parametrize("field", [*TEXTS, "gate", "batches", "started", "window_seconds"])
+def test_a_damaged_field_is_one_line(directory, field):
+    for wrong in (None, [3], {"a": 1}, *(["x"] if field not in TEXTS or field == "level" else [7])):
+        change(directory / "recording.json", lambda data, new=wrong: data | {field: new})
+        with pytest.raises(NotARecordingError) as refused:
+            routeprof.load(directory)
+        assert documented(str(refused.value), DIR=directory, REASON=f"{field} is {wrong!r}")
+
+
 @pytest.mark.parametrize("field", "parts facts problems pid control state updated".split())
-def test_a_damaged_rank_is_read_without_its_state(directory, field, wrong):
+def test_a_damaged_rank_is_read_without_its_state(directory, field):
     before = counts(directory)
-    data = json.loads((directory / "rank-00000/rank.json").read_text())
-    if isinstance(wrong, type(data[field])) or (field == "updated" and wrong == 7):
-        wrong = {"a": "x"}
-    change(directory / "rank-00000/rank.json", lambda data: data | {field: wrong})
+    for wrong in (None, [3], {"part": "x"} if field == "parts" else "x"):
+        if (field, wrong) == ("state", "x"):
+            continue
+        change(directory / "rank-00000/rank.json", lambda data, new=wrong: data | {field: new})
+        profile = routeprof.load(directory)
+        assert profile.files.ranks[0].state is None
+        assert profile.counts.tolist() == before
+        profile.ranks()
+        (finding,) = [one for one in profile.findings() if one.code == "damaged-rank"]
+        assert documented(finding.evidence)
+
+
+def test_a_damaged_part_is_left_out_and_named(directory):
+    part = directory / "rank-00000/part-000001.parquet"
+    data = bytearray(part.read_bytes())
+    data[len(data) // 2] ^= 1
+    part.write_bytes(data)
     profile = routeprof.load(directory)
-    assert profile.files.ranks[0].state is None
-    assert profile.counts.tolist() == before
-    profile.ranks()
-    assert "rank-unknown" in {finding.code for finding in profile.findings()}
+    write(directory.with_name("first"), random_parts(8, parts=2)[:1])
+    assert profile.counts.tolist() == counts(directory.with_name("first"))
+    (finding,) = [one for one in profile.findings() if one.code == "damaged-part"]
+    assert documented(finding.evidence)
