@@ -27,7 +27,9 @@ def rows_of(name: str, rank: int) -> list[list[dict]]:
 def writer_of(directory: Path, run: str, rank: int) -> RecordingWriter:
     """As a recorder begins."""
     host, namespace = control.here()
-    state = RankState(RankRole(rank, WORLD), os.getpid(), host, pid_namespace=namespace)
+    state = RankState(
+        RankRole(rank, WORLD), os.getpid(), host, pid_namespace=namespace, flush_seconds=1.0
+    )
     return RecordingWriter(directory, info_of(id=f"of {directory.name}", run=run), state)
 
 

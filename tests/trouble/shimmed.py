@@ -88,17 +88,17 @@ def late_listings(directory: Path, faults: Faults) -> Said:
         engine.serve()
         flush(engine.recorder)
     before = _looked(source)
-    with faults.having(hide_seconds=HOUR):
-        missing = open_recording(directory).ranks[0].missing()
-        hidden = _looked(source)
     with faults.having(list_error=errno.ESTALE):
         unlisted = _looked(source)
         try:
             routeprof.load(directory)
         except RouteprofError as error:
             line = str(error)
+    with faults.having(hide_seconds=HOUR):
+        missing = open_recording(directory).ranks[0].missing()
+        hidden = _looked(source)
     shown = _looked(source)
-    looks = {"before": before, "hidden": hidden, "unlisted": unlisted, "shown": shown}
+    looks = {"before": before, "unlisted": unlisted, "hidden": hidden, "shown": shown}
     return engine.said(missing=missing, line=line, **looks)
 
 

@@ -82,8 +82,8 @@ def test_parts_that_are_not_listed_yet_are_named_and_come(shimmed):
 def test_a_directory_that_cannot_be_listed_is_one_line_and_looked_at_again(shimmed):
     directory, said = shimmed("late_listings")
     assert documented(said["line"], DIR=directory, REASON="Stale file handle")
-    assert said["unlisted"][1] == said["line"]
-    assert said["shown"][1] == ""
+    assert said["unlisted"] == [said["before"][0], said["line"]]  # its numbers stay
+    assert said["shown"] == said["before"]
     names, message = shimmed("listed_library")[1]["names"], shimmed("listed_library")[1]["message"]
     assert names == [["a", "b"], ["a", "b"]]
     assert message == "Choose a recording."

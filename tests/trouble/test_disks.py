@@ -21,10 +21,12 @@ FULL, READ_ONLY = "No space left on device", "Read-only file system"
 def fill(disk: Path) -> Path:
     """Use up all that is free."""
     filler = disk / "filler"
-    with filler.open("wb", buffering=0) as file, suppress(OSError):
-        while True:
-            file.write(bytes(512))
-            os.fsync(file.fileno())
+    with filler.open("wb", buffering=0) as file:
+        for size in (65536, 4096, 512):
+            with suppress(OSError):
+                while True:
+                    file.write(bytes(size))
+                    os.fsync(file.fileno())
     return filler
 
 

@@ -12,7 +12,7 @@ import routeprof
 from routeprof.dashboards.live.source import Source
 from tests.recording.made import by_hand, random_row, write, write_part
 
-PARTS = int(os.environ.get("ROUTEPROF_PARTS", "400"))
+PARTS = int(os.environ.get("ROUTEPROF_PARTS", "150"))
 HANDLES = 100
 
 

@@ -9,7 +9,7 @@ from routeprof.recording.reader import open_recording
 from tests.recording.made import by_hand, random_parts
 from tests.trouble.conftest import documented, program
 
-ROUNDS = 8
+ROUNDS = 5
 
 
 def counted(ranks: list[tuple[int, int]]) -> int:
