@@ -10,7 +10,7 @@ import numpy as np
 
 from routeprof.capture.recorder import Recorder
 from tests.capture.oracle import Step
-from tests.capture.recordings import LAYERS, loads, recorder_of, serve, some
+from tests.capture.recordings import LAYERS, flush, loads, recorder_of, serve, some
 
 NEVER = 3600.0
 
@@ -56,6 +56,16 @@ class Engine:
         """What the recording must hold once all is written."""
         sums = [load.tolist() for load in loads(LAYERS, self.steps)]
         return {"steps": len(self.steps), "loads": sums}
+
+
+def turn(recorder: Recorder) -> bool:
+    """One turn of the drain thread; whether the window was written."""
+    try:
+        flush(recorder)
+    except OSError as error:
+        recorder._not_written(error)
+        return False
+    return True
 
 
 def end_window(recorder: Recorder) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import json
 import sys
-from contextlib import suppress
 from pathlib import Path
 from time import time
 
@@ -20,7 +19,7 @@ from routeprof.dashboards.live.source import Source
 from routeprof.errors import RouteprofError
 from routeprof.recording.reader import open_recording
 from tests.capture.recordings import LAYERS, flush, recorder_of
-from tests.trouble.engine import Engine, end_window
+from tests.trouble.engine import Engine, end_window, turn
 from tests.trouble.shim import Faults
 
 HOUR = 3600
@@ -46,8 +45,7 @@ def lost_answers(directory: Path, faults: Faults) -> Said:
     for lost in range(4):  # of the part, the steps and rank.json
         engine.serve()
         with faults.having(rename_lost=lost):
-            flush(engine.recorder)
-            assert faults["rename_lost"] == 0
+            turn(engine.recorder)
     return engine.said()
 
 
@@ -58,8 +56,7 @@ def failing_renames(directory: Path, faults: Faults) -> Said:
     with faults.having(rename_error=errno.EIO):
         for _ in range(3):
             engine.serve()
-            with suppress(OSError):
-                flush(engine.recorder)
+            turn(engine.recorder)
     left = [path.name for path in directory.rglob("*.tmp")]
     engine.serve()
     return engine.said(left=left)

@@ -13,7 +13,7 @@ from routeprof.capture.recorder import Recording
 from routeprof.errors import NotWritableError
 from tests.capture.recordings import flush, problems
 from tests.trouble.conftest import documented, whole
-from tests.trouble.engine import Engine
+from tests.trouble.engine import Engine, turn
 
 FULL, READ_ONLY = "No space left on device", "Read-only file system"
 
@@ -55,7 +55,7 @@ def test_a_disk_that_fills_up(kind, request, capsys):
     filler = fill(disk)
     for _ in range(3):
         engine.serve()
-        refused(engine)
+        assert not turn(engine.recorder)
     filler.unlink()
     engine.serve()
     said = engine.said()
@@ -67,16 +67,6 @@ def test_a_disk_that_fills_up(kind, request, capsys):
     assert not list(directory.rglob("*.tmp"))
 
 
-def refused(engine: Engine) -> None:
-    """One turn of the drain thread whose window is not written."""
-    try:
-        flush(engine.recorder)
-    except OSError as error:
-        engine.recorder._not_written(error)
-    else:
-        pytest.fail("it was written")
-
-
 def test_a_file_system_that_becomes_read_only(tmpfs, capsys):
     directory = tmpfs / "runs/a"
     engine = Engine(directory)
@@ -84,7 +74,7 @@ def test_a_file_system_that_becomes_read_only(tmpfs, capsys):
     flush(engine.recorder)
     remount(tmpfs, "ro")
     engine.serve()
-    refused(engine)
+    assert not turn(engine.recorder)
     remount(tmpfs, "rw")
     engine.serve()
     whole(directory, engine.said())
