@@ -26,9 +26,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from time import time
 from typing import TYPE_CHECKING, Any
 
+from routeprof.capture import clock
 from routeprof.hooks.configuration import configuration
 from routeprof.hooks.session import Session, Settings, open_session, say, settings, wants
 from routeprof.hooks.sglang_steps import Requests, read_step
@@ -319,6 +319,6 @@ class Watch:
         in_order = all(row == list(range(metadata.num_logical_experts)) for row in slots)
         if in_order and not self._noted:
             return
-        now = {"time": time(), "ep_size": metadata.ep_size, "physical_to_logical": slots}
+        now = {"time": clock.now(), "ep_size": metadata.ep_size, "physical_to_logical": slots}
         self._noted.append(now)
         write_whole(self.placements, json.dumps(self._noted))

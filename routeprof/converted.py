@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from routeprof.errors import NotARecordingError, UsageError
-from routeprof.recording.places import is_remote, place
+from routeprof.recording.places import is_remote, listing, place
 
 
 def as_recording(path: str | Path) -> Path:
@@ -19,10 +19,12 @@ def as_recording(path: str | Path) -> Path:
     Raises:
         NotARecordingError: the path is neither.
         UsageError: as ``read``.
+        UnreachableError: it cannot be listed.
     """
     path = place(path)
-    if is_remote(path) or (path.is_dir() and any(path.glob("rank-*"))) or not path.exists():
-        return path
+    with listing(path):
+        if is_remote(path) or (path.is_dir() and any(path.glob("rank-*"))) or not path.exists():
+            return path
     # Only now: all readers are behind it, and recordings need none.
     from routeprof.formats import FORMATS, convert, recognised
     from routeprof.formats.refused import why_refused

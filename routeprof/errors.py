@@ -8,10 +8,11 @@
     │   ├── NewerSchemaError           written by a newer routeprof
     │   ├── EmptyRecordingError        a recording without a single readable part
     │   ├── RecordingExistsError       the directory to write to already holds something
+    │   ├── NotWritableError           the directory to write to cannot be written
     │   ├── OverlapError               two directories hold the same part of one run
     │   ├── MismatchError              ranks or recordings of different models
     │   ├── OverflowingError           numbers too large to be counts
-    │   ├── UnreachableError           the store that an address is of does not answer, or refuses
+    │   ├── UnreachableError           the store or file system does not answer, or refuses
     │   ├── WorkersError               processes that were to read it are gone or cannot be reached
     │   └── LevelRequiredError         the question needs a more detailed level
     │       └── NotKnownError          the file that was converted does not say it
@@ -59,6 +60,10 @@ class RecordingExistsError(RecordingError):
     """The directory to write to already holds something."""
 
 
+class NotWritableError(RecordingError):
+    """The directory to write to cannot be made or written."""
+
+
 class OverlapError(RecordingError):
     """Two directories hold the same rank of one run: added up, it would count twice."""
 
@@ -76,7 +81,7 @@ class WorkersError(RecordingError):
 
 
 class UnreachableError(RecordingError):
-    """The store or the remote file system that an address is of cannot be read."""
+    """The store or the file system that a recording is on cannot be read or listed."""
 
 
 class LevelRequiredError(RecordingError):

@@ -61,6 +61,7 @@ def load(
         EmptyRecordingError: there are parts and none of them can be read.
         OverlapError: two directories hold the same rank of one run.
         MismatchError: ranks or recordings have different layers under the same index.
+        UnreachableError: a path cannot be listed.
     """
     first = [path] if isinstance(path, str) or not isinstance(path, Iterable) else list(path)
     files = open_recordings([as_recording(one) for one in (*first, *more)])

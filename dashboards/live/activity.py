@@ -66,5 +66,5 @@ def is_quiet(state: RankState, now: float) -> bool:
 def _quiet(silent: Sequence[RankState], ranks: int, now: float) -> Activity:
     age = seconds(round(now - max(state.updated for state in silent)))
     who = "The process" if ranks == 1 else f"{len(silent)} of {plural(ranks, 'rank')}"
-    lost = f"At most the last {silent[0].flush_seconds:g} s are missing."
+    lost = f"At most the last {silent[0].flush_seconds:g} s are missing, unless the disk is full."
     return Activity("quiet", f"{who} gave no sign of life for {age}: killed, or hanging. {lost}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -147,10 +149,14 @@ class Library:
     def _list(self) -> dict[str, tuple[Path, ...]]:
         if len(self.paths) == 1:
             path = self.paths[0]
+            below: dict[str, tuple[Path, ...]] = {}
             try:
-                below = {} if (path / INFO_FILE).is_file() else _below(path)
-            except RouteprofError:  # a store that does not answer just now: its source will say so
-                below = self._found
+                if not (path / INFO_FILE).is_file():
+                    for found in _below(path):
+                        below[str(found.relative_to(path))] = (found,)
+            except (RouteprofError, OSError):  # not just now: what was there is kept
+                known = {name: at for name, at in self._found.items() if at != (path,)}
+                below = known | below
             return below or {self.title: (path,)}
         names = [path.resolve().name for path in self.paths]
         if len(set(names)) < len(names):
@@ -159,17 +165,19 @@ class Library:
         return {self.title: self.paths} | singles
 
 
-def _below(path: Path) -> dict[str, tuple[Path, ...]]:
-    """Recordings in the directories below, by their relative path."""
-    found: dict[str, tuple[Path, ...]] = {}
-    levels = ["/".join(["*"] * depth) for depth in range(1, DEPTH + 1)]
-    try:
-        for pattern in levels:
-            for file in sorted(path.glob(f"{pattern}/{INFO_FILE}")):
-                found[str(file.parent.relative_to(path))] = (file.parent,)
-    except OSError:
-        pass  # what can be listed is
-    return found
+def _below(path: Path, depth: int = DEPTH) -> Iterator[Path]:
+    """Recordings in the directories below.
+
+    Raises:
+        OSError, UnreachableError: one of them cannot be listed.
+    """
+    for child in sorted(path.iterdir()):
+        if child.is_dir():
+            if (child / INFO_FILE).is_file():
+                yield child
+            if depth > 1:
+                with suppress(PermissionError):  # somebody else's
+                    yield from _below(child, depth - 1)
 
 
 def _run(name: str, path: Path) -> Run:

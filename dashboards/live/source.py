@@ -65,6 +65,7 @@ class Source:
         self._reading = Reading(0, None, "Not read yet.", WAITING)
         self._shown: object = None
         self._seen: object = None
+        self._absent = False
         self._due = 0.0
 
     def read(self) -> Reading:
@@ -174,15 +175,16 @@ class Source:
         if known is not None and self._settled and stamps == self._seen:
             return known  # listing ten thousand files takes as long as drawing a page
         files = open_recordings(self.paths)
-        self._seen = stamps
+        self._seen, self._absent = stamps, any(rank.missing() for rank in files.ranks)
         if self._folded is None or not self._folded.belongs_to(files):
             self._folded = Follower(files.info)
         return Profile(files.info, self._folded.update(files, until), files)
 
     @property
     def _settled(self) -> bool:
-        """Whether all parts that were there are in the sums."""
-        return self._folded is not None and not self._folded.waiting and not self._folded.damaged
+        """Whether all parts are in the sums; a listing that lacks some may be an old one."""
+        folded = self._folded
+        return folded is not None and not (folded.waiting or folded.damaged or self._absent)
 
     def _stamps(self) -> object:
         """What changes whenever a rank appears, writes a part, or says something of itself."""

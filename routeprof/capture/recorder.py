@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import warnings
 import weakref
@@ -14,7 +15,7 @@ from time import time
 from types import TracebackType
 from typing import Any
 
-from routeprof.capture import control
+from routeprof.capture import clock, control
 from routeprof.capture.base import Capture
 from routeprof.capture.snapshot import Snapshot
 from routeprof.capture.stream import Rows, Stream
@@ -22,7 +23,7 @@ from routeprof.capture.tags import check_tag
 from routeprof.capture.threads import stay_single
 from routeprof.errors import InvalidTagError
 from routeprof.recording.schema import WINDOW_SCHEMA, RankState, RecordingInfo
-from routeprof.recording.writer import RecordingWriter
+from routeprof.recording.writer import RecordingWriter, reason
 from routeprof.topology import PHASES, RankRole
 
 PATIENCE_SECONDS = 10.0
@@ -30,6 +31,11 @@ PATIENCE_SECONDS = 10.0
 
 MAX_UNWRITTEN = 256
 """Windows of tags that are over, kept in memory while the disk takes none."""
+
+_NOT_WRITTEN = (
+    "routeprof: {} cannot be written ({}); counting goes on in memory: make room, or make it "
+    "writable, before the program ends"
+)
 
 
 class Recorder:
@@ -76,7 +82,7 @@ class Recorder:
         self._collect_lock = threading.RLock()
         self._unwritten: list[Rows] = []
         self._window = 0
-        self._window_start = time()
+        self._window_start = clock.now()
         self._listener = control.Listener(directory)
         self._state_lock = threading.RLock()
         self._stop = threading.Event()
@@ -192,7 +198,7 @@ class Recorder:
             except Exception as error:  # whoever serves the model goes on, and is told
                 warnings.warn(
                     f"the end of the recording {self.writer.directory} could not be written "
-                    f"({error}); make room and record again",
+                    f"({reason(error)}); make room or make it writable, and record again",
                     RuntimeWarning,
                     stacklevel=3,
                 )
@@ -233,7 +239,8 @@ class Recorder:
         stay_single()
         while not self._stop.wait(control.POLL_SECONDS):
             self._obey()
-            if time() - self.writer.state.updated > control.HEARTBEAT_SECONDS:
+            # However the clock was set meanwhile.
+            if abs(time() - self.writer.state.updated) > control.HEARTBEAT_SECONDS:
                 with suppress(OSError):  # the drain thread meets it, too, and says so
                     self.writer.write_state()
 
@@ -266,6 +273,11 @@ class Recorder:
                 self._not_written(error)
 
     def _not_written(self, error: Exception) -> None:
+        """Count it, and say it once: where nothing can be written, ``rank.json`` cannot tell."""
+        if "write_failures" not in self.problems:
+            with suppress(Exception):  # there may be no stream to say it on
+                line = _NOT_WRITTEN.format(self.writer.rank, reason(error))
+                print(line, file=sys.stderr, flush=True)
         self._add("write_failures", 1)
         self.problems["last_write_failure"] = f"{type(error).__name__}: {error}"
 
@@ -290,7 +302,9 @@ class Recorder:
             taken.append((stream, snapshot, bool(columns)))
             for name, values in columns.items():
                 rows.setdefault(name, []).extend(values)
-        self._write_windows(rows, time(), keep)
+        # A window ends when its sums were taken, however long the writing of others took.
+        end = max((snapshot.time for _, snapshot, _ in taken), default=self._window_start)
+        self._write_windows(rows, end, keep)
         for stream, snapshot, grown in taken:
             if grown:
                 stream.written = snapshot
@@ -307,7 +321,7 @@ class Recorder:
         return len(taken) == len(self.streams)
 
     def _write_windows(self, rows: Rows, end: float, keep: bool) -> None:
-        """Write what was kept, then the rows of the window that ends now."""
+        """Write what was kept, then the rows of the window that ended then."""
         if rows:
             count = len(rows["layer"])
             rows["window"] = [self._window] * count

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from time import time
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from routeprof.capture import clock
 from routeprof.capture.counters import RoutingCounters
 from routeprof.capture.rings import StepRing, TokenRing
 
@@ -63,7 +63,7 @@ class HostCopy:
         noted: int,
         cost_ns: tuple[int, ...],
     ) -> None:
-        self._time, self._steps, self._noted, self._cost = time(), steps, noted, cost_ns
+        self._time, self._steps, self._noted, self._cost = clock.now(), steps, noted, cost_ns
         self._event: torch.cuda.Event | None = None
         sums = [counters.expected, counters.totals, counters.imbalance_max]
         if counters.gate_totals is not None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from time import perf_counter_ns, time
+from time import perf_counter_ns
 
 import torch
 from torch import Tensor
 
+from routeprof.capture import clock
 from routeprof.capture.base import Capture
 from routeprof.capture.counters import MAX_PENDING_STEPS, RoutingCounters
 from routeprof.capture.stash import STASH_ROWS
@@ -258,7 +259,7 @@ class StepCapture(Capture):
             self._device_expected = real if seen is None else seen + real
         if counters.token_ring is not None:
             counters.token_ring.end_step(counters.step_on)
-        self._note(time(), self._batch)
+        self._note(clock.now(), self._batch)
         self._finish()
 
     def _abort(self) -> None:

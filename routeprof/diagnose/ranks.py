@@ -101,7 +101,8 @@ def _problems(profile: Profile, now: float | None) -> Iterator[Finding]:
                 "warning",
                 f"{rank.name} was not stopped and wrote last {age:,.0f} s ago: the process "
                 "was killed, or hangs",
-                f"at most its last {rank.state.flush_seconds:g} s are missing",
+                f"at most its last {rank.state.flush_seconds:g} s are missing, unless its disk "
+                "took no more before",
             )
 
 

@@ -90,7 +90,7 @@ def _overlap(one: RankFiles, other: RankFiles) -> str:
         return f"{both}, written by the same {process}: one is a copy of the other, leave it out"
     return (
         f"{both}, written by different processes: number ranks over all nodes when recording, "
-        "or leave one out"
+        "or leave one out; where the rank was started again, read the directories one at a time"
     )
 
 

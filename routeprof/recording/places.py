@@ -239,6 +239,18 @@ def said(path: RemotePath) -> Iterator[None]:
         raise UnreachableError(f"{path} cannot be read: {reason(error)}") from None
 
 
+@contextmanager
+def listing(directory: Path) -> Iterator[None]:
+    """One line in place of what a file system raises that cannot be listed, or not just now."""
+    try:
+        yield
+    except OSError as error:
+        raise UnreachableError(
+            f"{directory} cannot be listed ({error.strerror or error}); look again, or check its "
+            "file system"
+        ) from error
+
+
 def snapshot(directory: Path) -> Path:
     """A directory to be listed and asked many times: of a store, all of it by one listing."""
     return cast(Path, cast(RemotePath, directory).snapshot()) if is_remote(directory) else directory

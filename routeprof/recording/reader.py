@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from routeprof.errors import NotARecordingError
 from routeprof.recording import id_bytes
 from routeprof.recording.layers import LayerSource, layer_places, union
-from routeprof.recording.places import is_remote, parquet_file, place, snapshot
+from routeprof.recording.places import is_remote, listing, parquet_file, place, snapshot
 from routeprof.recording.schema import (
     INFO_FILE,
     KINDS,
@@ -152,8 +152,14 @@ def open_recording(path: str | Path) -> RecordingFiles:
         NotARecordingError: there is no recording at the path.
         NewerSchemaError: it was written by a newer routeprof.
         MismatchError: two of its ranks have different layers under the same index.
+        UnreachableError: it cannot be listed.
     """
     directory = place(path)
+    with listing(directory):
+        return _listed(directory)
+
+
+def _listed(directory: Path) -> RecordingFiles:
     info_file = directory / INFO_FILE
     if not directory.exists():
         raise NotARecordingError(f"{directory} does not exist; name a recording's directory")

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from routeprof.errors import NewerSchemaError, NotARecordingError
-from routeprof.topology import Layer, ModelInfo, RankRole
+from routeprof.topology import LEVELS, Layer, ModelInfo, RankRole
 
 SCHEMA_VERSION = 1
 INFO_FILE = "recording.json"
@@ -195,7 +195,13 @@ class RecordingInfo:
             data["model"] = _model(data["model"])
             data["capacity_factors"] = tuple(data["capacity_factors"])
             data["notes"] = tuple(data.get("notes", ()))
-            return cls(**_known(cls, data))
+            info = cls(**_known(cls, data))
+            _check_kinds(info, *info.layers, info.model)
+            if info.level not in LEVELS:
+                raise TypeError(f"level is {info.level!r}")
+            if not all(isinstance(factor, int | float) for factor in info.capacity_factors):
+                raise TypeError("capacity_factors are numbers")
+            return info
         except (KeyError, TypeError) as error:
             raise NotARecordingError(
                 f"{where} lacks what a recording must say ({error}); it may be damaged: "
@@ -249,13 +255,29 @@ class RankState:
         data["role"] = RankRole(**_known(RankRole, data["role"]))
         if not all(isinstance(number, int) for number in asdict(data["role"]).values()):
             raise TypeError("a role consists of whole numbers")
-        if not isinstance(data["parts"], dict) or not isinstance(data["problems"], dict):
-            raise TypeError("parts and problems are mappings")
+        mappings = (data["parts"], data["problems"], data.get("facts", {}))
+        if not all(isinstance(mapping, dict) for mapping in mappings):
+            raise TypeError("parts, problems and facts are mappings")
         data["layers"] = tuple(_layer(layer) for layer in data.get("layers", ()))
         data["passes"] = tuple(data.get("passes", ()))
         if len(data["layers"]) != len(data["passes"]):
             raise ValueError("each layer has a pass")
-        return cls(**_known(cls, data))
+        state = cls(**_known(cls, data))
+        _check_kinds(state, *state.layers)
+        numbers = (state.pid, state.control, *state.parts.values(), *state.facts.values())
+        if not all(isinstance(number, int) for number in numbers):
+            raise TypeError("pid, control, parts and facts are whole numbers")
+        return state
+
+
+def _check_kinds(*facts: Any) -> None:
+    """Raise TypeError for a text, a switch or a number of seconds that is something else."""
+    kinds: dict[Any, Any] = {"str": str, "bool": bool, "float": int | float}
+    for fact in facts:
+        for item in fields(fact):
+            kind, value = kinds.get(item.type), getattr(fact, item.name)
+            if kind and not isinstance(value, kind):
+                raise TypeError(f"{item.name} is {value!r}")
 
 
 def _known(kind: type[Any], data: dict[str, Any]) -> dict[str, Any]:

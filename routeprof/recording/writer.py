@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from secrets import token_hex
 from time import time
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from routeprof.errors import RecordingExistsError
+from routeprof.errors import NotWritableError, RecordingExistsError
 from routeprof.recording.row_groups import BOUNDED, in_groups
 from routeprof.recording.schema import (
     INFO_FILE,
@@ -31,14 +33,22 @@ class RecordingWriter:
 
     Raises:
         RecordingExistsError: the directory holds something already.
+        NotWritableError: nothing can be written there.
     """
 
     def __init__(self, directory: Path, info: RecordingInfo, state: RankState) -> None:
         self.directory, self.info, self.state = directory, info, state
         self.rank = directory / rank_directory(state.role.rank)
         self._lock = threading.Lock()
-        _claim(directory, self.rank, info, state.role.world_size)
-        self.write_state()
+        try:
+            _claim(directory, self.rank, info, state.role.world_size)
+            self.write_state()
+        except OSError as error:
+            _take_back(directory, self.rank, alone=state.role.world_size == 1)
+            raise NotWritableError(
+                f"{directory} cannot be written ({reason(error)}); make room, make it writable or "
+                "choose another directory"
+            ) from error
 
     def write(self, kind: str, schema: pa.Schema, columns: Mapping[str, Sequence[Any]]) -> None:
         """Write the next part of a kind; returns once it is whole on disk.
@@ -50,15 +60,9 @@ class RecordingWriter:
         table = pa.table(
             [pa.array(columns[field.name], type=field.type) for field in schema], schema=schema
         )
-        target = self.rank / part_name(kind, number)
-        temporary = target.with_suffix(".tmp")
-        try:
+        with _becoming(self.rank / part_name(kind, number)) as temporary:
             _write(temporary, in_groups(table) if kind == "tokens" else [table])
             seal(temporary)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-        temporary.replace(target)
         with self._lock:  # another thread may be writing the state out
             self.state = replace(self.state, parts=self.state.parts | {kind: number + 1})
 
@@ -135,14 +139,71 @@ def _claim(directory: Path, rank: Path, info: RecordingInfo, world_size: int) ->
         rank.mkdir()
     except FileExistsError:
         raise RecordingExistsError(
-            f"{rank} exists: another process records this rank; choose another directory"
+            f"{rank} exists: this rank is recorded there, or was before it was started again; "
+            "choose another directory"
         ) from None
-    if not (directory / INFO_FILE).exists():
-        write_whole(directory / INFO_FILE, info.to_json())
+    _write_first(directory / INFO_FILE, info.to_json())
+
+
+def reason(error: Exception) -> str:
+    """What went wrong, without the name of a temporary file."""
+    number = error.errno if isinstance(error, OSError) else None
+    return os.strerror(number) if number else f"{type(error).__name__}: {error}"
+
+
+def _take_back(directory: Path, rank: Path, *, alone: bool) -> None:
+    """Remove what was begun, so that the same directory will do once it can be written."""
+    with suppress(OSError):
+        rank.rmdir()
+        if alone:
+            (directory / INFO_FILE).unlink(missing_ok=True)
+
+
+def _write_first(path: Path, text: str) -> None:
+    """Write a file that ranks race for: the first one's stays, and is whole when it appears."""
+    temporary = _beside(path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return
+        except OSError:  # no hard links here: ranks that come at the same moment replace it
+            if not path.exists():
+                temporary.replace(path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def write_whole(path: Path, text: str) -> None:
     """Replace a file at once: whoever reads it sees the old text or the new one."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    with _becoming(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def _becoming(path: Path) -> Iterator[Path]:
+    """A file to write, which then becomes the one at the path; if that fails, none is left."""
+    temporary = _beside(path)
+    try:
+        yield temporary
+        _rename(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def _rename(temporary: Path, path: Path) -> None:
+    """Rename a file that is there; over NFS it may be done and an answer lost."""
+    try:
+        temporary.replace(path)
+    except FileNotFoundError:  # to the request that was sent again
+        if not path.exists():
+            raise
+
+
+def _beside(path: Path) -> Path:
+    """A name that no other process and no other thread uses."""
+    return path.with_name(f"{path.name}.{os.getpid()}.{token_hex(4)}.tmp")
