@@ -51,19 +51,7 @@ class RecordingWriter:
         )
         target = self.rank / part_name(kind, number)
         temporary = target.with_suffix(".tmp")
-        try:
-            pq.write_table(
-                table,
-                temporary,
-                compression="zstd",
-                **_encodings(schema),
-                write_statistics=False,
-                write_page_checksum=True,
-            )
-            seal(temporary)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        write_sealed(temporary, table)
         temporary.replace(target)
         with self._lock:  # another thread may be writing the state out
             self.state = replace(self.state, parts=self.state.parts | {kind: number + 1})
@@ -78,6 +66,27 @@ class RecordingWriter:
         with self._lock:
             self.state = replace(self.state, updated=time(), **changes)
             write_whole(self.rank / RANK_FILE, self.state.to_json())
+
+
+def write_sealed(temporary: Path, table: pa.Table) -> None:
+    """Write a part under a temporary name, with its checksum.
+
+    Raises:
+        OSError: it cannot be written; what there was of it is gone.
+    """
+    try:
+        pq.write_table(
+            table,
+            temporary,
+            compression="zstd",
+            **_encodings(table.schema),
+            write_statistics=False,
+            write_page_checksum=True,
+        )
+        seal(temporary)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 _ASCENDING = ("request", "position")
