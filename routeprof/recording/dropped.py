@@ -34,9 +34,7 @@ class Dropped:
 
     def numbers(self, kind: str) -> set[int]:
         """Numbers of the parts of a kind."""
-        return {
-            number for low, high in self.runs.get(kind, ()) for number in range(low, high + 1)
-        }
+        return {number for low, high in self.runs.get(kind, ()) for number in range(low, high + 1)}
 
     def more(self, parts: Iterable[tuple[str, int]], before: float) -> Dropped:
         """With some more parts, by kind and number."""

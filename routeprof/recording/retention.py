@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import pairwise
 
 from routeprof.recording.reader import Part
 
@@ -44,16 +44,18 @@ class Timed:
 
     Attributes:
         first, last: the earliest and the latest end of its windows, seconds since the epoch; NaN
-            where a window has none, or the part cannot be read.
-        windows: how many it has.
+            where it must be left as it is.
+        windows: their numbers.
         size: bytes.
+        fault: why it cannot be read; empty if it can.
     """
 
     part: Part
     first: float
     last: float
-    windows: int
+    windows: tuple[int, ...]
     size: int
+    fault: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,13 @@ class Detail:
     Attributes:
         time: when the last of its steps ran, or a little later; NaN where nobody knows.
         size: bytes.
+        fault: why it cannot be read; empty if it can.
     """
 
     part: Part
     time: float
     size: int
+    fault: str = ""
 
 
 def groups(timed: Sequence[Timed], policy: Policy, newest: float) -> Iterator[list[Timed]]:
@@ -80,24 +84,23 @@ def groups(timed: Sequence[Timed], policy: Policy, newest: float) -> Iterator[li
         timed: in the order of their numbers.
         newest: end of the recording's newest window.
     """
-    numbered = list(enumerate(timed))
-    keys: list[tuple[float, float] | None] = [_bin(one, policy, newest) for one in timed]
-    gap = 0
-    runs = []
-    for place, one in numbered:
-        if place and one.part.number != timed[place - 1].part.numbers.stop:
-            gap += 1
-        runs.append(gap)
-    for (_, key), some in groupby(numbered, key=lambda pair: (runs[pair[0]], keys[pair[0]])):
-        group = [one for _, one in some]
-        if key is not None and (len(group) > 1 or group[0].windows > 1):
+    keys = [_bin(one, policy, newest) for one in timed]
+    starts = [
+        place
+        for place, one in enumerate(timed)
+        if not place
+        or keys[place] != keys[place - 1]
+        or one.part.number != timed[place - 1].part.numbers.stop
+    ]
+    for start, stop in pairwise([*starts, len(timed)]):
+        group = list(timed[start:stop])
+        if keys[start] is not None and (len(group) > 1 or len(group[0].windows) > 1):
             yield group
 
 
 def _bin(one: Timed, policy: Policy, newest: float) -> tuple[float, float] | None:
     """The coarse window that all of a part's windows lie in: its width and number."""
-    width = policy.width(newest - one.last)
-    if not width or math.isnan(one.last):
+    if math.isnan(one.last) or not (width := policy.width(newest - one.last)):
         return None
     if math.isinf(width):
         return width, 0.0
@@ -112,9 +115,13 @@ def older(details: Iterable[Detail], time: float) -> list[Detail]:
 
 def oldest(details: Iterable[Detail], excess: int) -> list[Detail]:
     """The oldest detail that takes so many bytes, or all whose age is known."""
-    known = sorted({detail.time for detail in details if not math.isnan(detail.time)})
-    for time in known:
-        chosen = older(details, time)
-        if sum(detail.size for detail in chosen) >= excess:
-            return chosen
-    return older(details, known[-1]) if known else []
+    known = sorted(
+        (detail for detail in details if not math.isnan(detail.time)),
+        key=lambda detail: detail.time,
+    )
+    total = 0
+    for detail in known:
+        total += detail.size
+        if total >= excess:
+            return older(known, detail.time)
+    return known
