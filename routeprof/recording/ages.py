@@ -86,8 +86,8 @@ class _Steps:
         time = float(times.max())
         for layer, step in _largest(table, "layer").items():
             own, when = self._last.setdefault(layer, []), self._time.setdefault(layer, [])
-            own.append(max(step, *own[-1:]))
-            when.append(max(time, *when[-1:]))
+            own.append(max([step, *own[-1:]]))
+            when.append(max([time, *when[-1:]]))
         return replace(unknown, time=time)
 
     def of(self, part: Part, layers: Mapping[str, Sequence[int]]) -> Detail:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 DROPPED_FILE = "compacted.json"
@@ -31,6 +32,17 @@ class Dropped:
 
     def __bool__(self) -> bool:
         return any(self.runs.values())
+
+    @property
+    def text(self) -> str:
+        """What to say of it: ``rows, steps dropped before 2026-01-01T00:00:00Z by compact``."""
+        kinds = ", ".join(kind for kind, runs in sorted(self.runs.items()) if runs)
+        return f"{kinds} dropped before {_moment(self.before)} by compact"
+
+    @property
+    def count(self) -> int:
+        """Number of parts."""
+        return sum(high - low + 1 for runs in self.runs.values() for low, high in runs)
 
     def numbers(self, kind: str) -> set[int]:
         """Numbers of the parts of a kind."""
@@ -65,6 +77,14 @@ class Dropped:
             return cls.from_json((directory / DROPPED_FILE).read_text(encoding="utf-8"))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return cls()
+
+
+def _moment(time: float) -> str:
+    try:
+        moment = datetime.fromtimestamp(time, UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"{time:g} s"
+    return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def runs_of(numbers: Iterable[int]) -> Runs:
