@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 State = Literal["captured", "silent", "idle", "unsupported", "dense"]
 
 
-_READINGS = 5
+_READINGS = 20
 """Of a recording that is compacted meanwhile, whose parts are gone when they are to be read."""
 
 

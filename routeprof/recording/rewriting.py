@@ -150,7 +150,7 @@ def leftovers(rank: RankFiles, info: RecordingInfo, remarks: list[str]) -> list[
     What a coarse part stands for is none of them while that cannot be read.
     """
     counting = {part.path for part in rank.parts}
-    found = list(folder(rank).glob("coarse-*.tmp"))
+    found = [*folder(rank).glob("coarse-*.tmp"), *folder(rank).glob(f"{DROPPED_FILE}.*.tmp")]
     others = [part for part in all_parts(folder(rank), rank.rank) if part.path not in counting]
     found += [part.path for part in others if part.number in rank.dropped.numbers(part.kind)]
     for coarse in rank.parts:

@@ -13,6 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -22,13 +23,14 @@ import routeprof
 from routeprof.errors import RecordingError
 from routeprof.recording.compact import LOCK_FILE, compact
 from routeprof.recording.fold import Totals, fold
-from routeprof.recording.reader import open_recording
+from routeprof.recording.reader import Part, open_recording
 from routeprof.recording.recount import gaps
-from routeprof.recording.retention import DAY, HOUR, MINUTE, Policy
+from routeprof.recording.retention import Policy, Timed, groups
 from routeprof.recording.schema import (
     ROW_SCHEMA,
     STEP_SCHEMA,
     RankState,
+    coarse_name,
     part_name,
     token_schema,
 )
@@ -72,15 +74,6 @@ def added_up(totals: Totals) -> dict:
 
 def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.glob("rank-00000/*.parquet"))
-
-
-def spread_out(parts: list[list[dict]], seconds: float) -> list[list[dict]]:
-    """The same parts, a window in each, of that length."""
-    for number, rows in enumerate(parts):
-        start = 1_000_000 + number * seconds
-        for row in rows:
-            row |= {"start": float(start), "end": float(start + seconds)}
-    return parts
 
 
 # -- the sums
@@ -136,7 +129,7 @@ def with_floats(draw, floats) -> list[list[dict]]:
     return parts
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(data=st.data())
 def test_floats_of_any_size_keep_their_true_sum(data, tmp_path_factory):
     directory = tmp_path_factory.mktemp("floats") / "r"
@@ -148,7 +141,7 @@ def test_floats_of_any_size_keep_their_true_sum(data, tmp_path_factory):
     same_sums(before, totals_of(directory))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(data=st.data())
 def test_what_is_not_finite_stays_what_it_is(data, tmp_path_factory):
     directory = tmp_path_factory.mktemp("odd") / "r"
@@ -181,12 +174,12 @@ def test_what_cancels_leaves_what_was_small(tmp_path: Path):
 
 
 def test_it_may_be_done_again_and_again_to_wider_windows(tmp_path: Path):
-    write(tmp_path / "r", random_parts(5, parts=64))
+    write(tmp_path / "r", random_parts(5, parts=32, rows=4))
     before = totals_of(tmp_path / "r")
-    for width in (2.0, 8.0, 8.0, 32.0, math.inf):
+    for width in (2.0, 8.0, 8.0, math.inf):
         compact(tmp_path / "r", replace(ALL, least=width))
         same_sums(before, totals_of(tmp_path / "r"))
-    assert names(tmp_path / "r") == ["coarse-000000-000063.parquet"]
+    assert names(tmp_path / "r") == ["coarse-000000-000031.parquet"]
 
 
 def test_ranks_are_compacted_apart(tmp_path: Path):
@@ -249,36 +242,45 @@ def test_what_would_be_no_counts_is_left_as_it_is(tmp_path: Path):
 # -- by age
 
 
+def due_by_hand(ends: list[float], tiers) -> list[list[int]]:
+    """Runs of windows, by number, that are to become one; each alone where it stays."""
+    found: list[tuple[object, list[int]]] = []
+    for number, end in enumerate(ends):
+        allowed = [width for age, width in tiers if ends[-1] - end > age]
+        place = (allowed[-1], math.ceil(end / allowed[-1])) if allowed else number
+        if not found or found[-1][0] != place:
+            found.append((place, []))
+        found[-1][1].append(number)
+    return [own for _, own in found]
+
+
 def test_windows_become_coarser_with_age(tmp_path: Path):
-    """What every window's age allows, found one by one."""
-    parts = spread_out(random_parts(6, parts=400, rows=2), 1800.0)
-    parts += spread_out(random_parts(7, parts=80, rows=2), 30.0)
-    last = parts[399][0]["end"]
-    for number, rows in enumerate(parts[400:]):
-        for row in rows:
-            row |= {"window": 400 + number, "start": last + 30 * number}
-            row |= {"end": last + 30 * (number + 1)}
-    write(tmp_path / "r", parts)
+    tiers = ((10.0, 2.0), (30.0, 5.0), (60.0, 10.0))
+    write(tmp_path / "r", random_parts(6, parts=100, rows=2))
     before = totals_of(tmp_path / "r")
-    compact(tmp_path / "r", Policy())
+    compact(tmp_path / "r", Policy(tiers=tiers))
     same_sums(before, totals_of(tmp_path / "r"))
-    newest = last + 80 * 30
-    due = []
-    for rows in parts:
-        end = rows[0]["end"]
-        age = newest - end
-        width = (HOUR if age > 7 * DAY else 10 * MINUTE) if age > DAY else MINUTE
-        width = width if age > HOUR else 0.001
-        key = width, math.ceil(end / width)
-        if not due or due[-1][0] != key:
-            due.append((key, []))
-        due[-1][1].append(rows[0]["window"])
-    wanted = [
-        f"coarse-{own[0]:06d}-{own[-1]:06d}.parquet" if len(own) > 1 else part_name("part", own[0])
-        for _, own in due
+    due = due_by_hand([101.0 + number for number in range(100)], tiers)
+    assert names(tmp_path / "r") == sorted(
+        coarse_name(own[0], own[-1]) if len(own) > 1 else part_name("part", own[0]) for own in due
+    )
+    assert len(due) == 33
+    again = compact(tmp_path / "r", Policy(tiers=tiers))
+    assert (again.before, again.after) == (again.after, again.before)
+
+
+def test_what_is_kept_of_a_month_unless_told_otherwise():
+    """A window a minute, and one a second in the last two hours."""
+    ends = [60.0 * number for number in range(1, 30 * 24 * 60)]
+    ends += [ends[-1] + number for number in range(1, 7200)]
+    timed = [
+        Timed(Part(Path(str(number)), "part", 0, number), end, end, (number,), 1)
+        for number, end in enumerate(ends)
     ]
-    assert sorted(wanted) == names(tmp_path / "r")
-    assert compact(tmp_path / "r", Policy()).after.parts == len(wanted)  # nothing more to do
+    found = [[one.part.number for one in group] for group in groups(timed, Policy(), ends[-1])]
+    tiers = ((3600, 60), (86400, 600), (7 * 86400, 3600))
+    assert found == [own for own in due_by_hand(ends, tiers) if len(own) > 1]
+    assert len(found) == pytest.approx(23 * 24 + 6 * 24 * 6 + 60, abs=5)
 
 
 def test_a_range_of_time_takes_the_coarse_windows_that_end_in_it(tmp_path: Path):
@@ -486,8 +488,8 @@ def test_detail_without_times_or_damaged_is_kept(tmp_path: Path):
     table = pq.read_table(rank / "steps-000003.parquet")
     place = table.schema.get_field_index("time")
     none = [None] * table.num_rows
-    unknown = table.set_column(place, table.schema.field(place), [none])
-    pq.write_table(unknown, rank / "steps-000003.parquet")
+    unknown = pa.array(none, table.schema.field(place).type)
+    pq.write_table(table.set_column(place, "time", unknown), rank / "steps-000003.parquet")
     (line,) = compact(tmp_path / "r", Policy(keep=3.5)).remarks
     assert line.startswith("rank-00000/steps-000001.parquet cannot be read")
     assert left(tmp_path / "r")["steps"] == [1, 3, 8, 9, 10, 11]
@@ -550,13 +552,19 @@ def test_what_cannot_fit_is_as_small_as_it_gets(tmp_path: Path):
     same_sums(before, totals_of(tmp_path / "r"))
 
 
+def stamped(directory: Path) -> dict[Path, tuple[int, int]]:
+    """When each file was written, and its number on the disk."""
+    found = {path: path.stat() for path in directory.rglob("*")}
+    return {path: (status.st_mtime_ns, status.st_ino) for path, status in found.items()}
+
+
 @pytest.mark.parametrize("most", [None, 1, 60_000])
 def test_a_dry_run_touches_nothing_and_says_what_would_be(most: int | None, tmp_path: Path):
     with_detail(tmp_path / "r")
-    stamps = {path: path.stat() for path in (tmp_path / "r").rglob("*")}
+    stamps = stamped(tmp_path / "r")
     policy = replace(ALL, keep=3.5)
     said = compact(tmp_path / "r", policy, most=most, dry_run=True)
-    assert {path: path.stat() for path in (tmp_path / "r").rglob("*")} == stamps
+    assert stamped(tmp_path / "r") == stamps
     done = compact(tmp_path / "r", policy, most=most)
     assert said.before == done.before
     assert (said.after.parts, said.dropped) == (done.after.parts, done.dropped)
@@ -603,9 +611,10 @@ def test_a_recording_may_be_compacted_and_read_while_it_grows(tmp_path: Path):
 
     def go_on() -> None:
         try:
-            for part in rows[1:]:
+            for number, part in enumerate(rows[1:], 1):
                 write_part(writer, part)
-                compact(tmp_path / "r", replace(ALL, least=7.0))
+                if not number % 4:
+                    compact(tmp_path / "r", replace(ALL, least=7.0))
             writer.write_state(state="stopped")
         except Exception as error:
             faults.append(error)
@@ -660,7 +669,7 @@ for line in sys.stdin:
 
 def test_nothing_is_lost_wherever_it_is_killed(tmp_path: Path):
     """SIGKILL before each file that it opens to write, renames or removes, one after the other."""
-    made = with_detail(tmp_path / "made", windows=8)
+    made = with_detail(tmp_path / "made", windows=6)
     before = totals_of(made)
     done = shutil.copytree(made, tmp_path / "done")
     compact(done, Policy(tiers=(), least=4.0, keep=3.5))
@@ -687,4 +696,4 @@ def test_nothing_is_lost_wherever_it_is_killed(tmp_path: Path):
                 break
         process.stdin.close()
     assert found == [-9] * (len(found) - 1) + [0]
-    assert len(found) > 25
+    assert len(found) > 20
