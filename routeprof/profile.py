@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 State = Literal["captured", "silent", "idle", "unsupported", "dense"]
 
 
+_READINGS = 20
+"""Of a recording that is compacted meanwhile, whose parts are gone when they are to be read."""
+
+
 def load(
     path: str | Path | Iterable[str | Path],
     *more: str | Path,
@@ -64,9 +68,13 @@ def load(
         UnreachableError: a path cannot be listed.
     """
     first = [path] if isinstance(path, str) or not isinstance(path, Iterable) else list(path)
-    files = open_recordings([as_recording(one) for one in (*first, *more)])
-    parts = files.parts("part")
-    totals = fold(parts, files.info, executor=executor, progress=progress)
+    paths = [as_recording(one) for one in (*first, *more)]
+    for _ in range(_READINGS):
+        files = open_recordings(paths)
+        parts = files.parts("part")
+        totals = fold(parts, files.info, executor=executor, progress=progress)
+        if not totals.unread or all(part.path.exists() for part in parts):
+            break
     if parts and len(totals.unread) == len(parts):
         where = ", ".join(str(directory) for directory in files.directories)
         raise EmptyRecordingError(

@@ -11,6 +11,7 @@ from routeprof import __version__
 from routeprof.commands.attach import attach
 from routeprof.commands.audit import audit
 from routeprof.commands.check import check
+from routeprof.commands.compact import compact
 from routeprof.commands.control import pause, start, stop
 from routeprof.commands.convert import convert
 from routeprof.commands.dashboard import dashboard
@@ -50,6 +51,7 @@ LOOK = "Look at a recording"
 JUDGE = "Judge it"
 CHANGE = "Before you change something, or deploy"
 FILES = "Other tools' files"
+KEEP = "Keep it small"
 
 PASSED_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
@@ -57,6 +59,7 @@ add(app, RECORD, demo)
 add(app, RECORD, run, settings=PASSED_ON)
 add(app, RECORD, attach, detach, start, pause, stop, status)
 add(app, LOOK, summary, top, dashboard, report, fold, serve_metrics)
+add(app, KEEP, compact)
 add(app, JUDGE, diagnose, check, diff, watch)
 app.add_typer(whatif, name="whatif", rich_help_panel=CHANGE)
 add(app, CHANGE, plan, audit)

@@ -16,6 +16,7 @@ def layers_and_parts(profile: Profile) -> Iterator[Finding]:
     yield from _states(profile)
     yield from _coverage(profile)
     yield from _missing_parts(profile)
+    yield from _dropped_detail(profile)
 
 
 def _states(profile: Profile) -> Iterator[Finding]:
@@ -91,3 +92,18 @@ def _missing_parts(profile: Profile) -> Iterator[Finding]:
                 f"{rank.name}: {len(missing)} part files are missing: {some}",
                 "totals lack what was in them; copy the whole directory",
             )
+
+
+def _dropped_detail(profile: Profile) -> Iterator[Finding]:
+    ranks = profile.files.ranks if profile.files else ()
+    dropped = [rank.dropped for rank in ranks if rank.dropped]
+    if dropped:
+        latest = max(dropped, key=lambda one: one.before)
+        where = f" in {len(dropped)} of {len(ranks)} ranks" if len(ranks) > 1 else ""
+        parts = sum(one.count for one in dropped)
+        yield Finding(
+            "detail-dropped",
+            "warning",
+            f"{latest.text}{where}: {parts:,} part files",
+            "totals are whole; what is said of steps, tokens and requests is of the rest",
+        )

@@ -58,6 +58,11 @@ def exact_part(
     if between is not None:
         end = column(table, "end").to_numpy(zero_copy_only=False)  # NaN where it is not known
         table = table.filter(pa.array((end > between[0]) & (end <= between[1])))
+    return exact_table(table, part, info)
+
+
+def exact_table(table: pa.Table, part: Part, info: RecordingInfo) -> Totals:
+    """The sums of what was read of a part, as ``exact_part`` gives them."""
     if not table.num_rows:
         return merge_exact([], info)
     if column(table, "phase").null_count:
@@ -116,7 +121,7 @@ class _Rows:
 
     @staticmethod
     def of(table: pa.Table, info: RecordingInfo) -> _Rows:
-        keys, key = _keys(table)
+        keys, key = row_keys(table)
         whole = {name: _numbers(column(table, name)) for name in SUMS if name not in FLOATS}
         whole["calls"] = _numbers(_calls(table))
         unknown = column(table, "expected_tokens").is_null().to_numpy(zero_copy_only=False)
@@ -246,7 +251,7 @@ def _calls(table: pa.Table) -> pa.Array:
     return pc.if_else(pc.and_(calls.is_null(), counted), 1, calls)
 
 
-def _keys(table: pa.Table) -> tuple[tuple[Key, ...], NDArray[np.int64]]:
+def row_keys(table: pa.Table) -> tuple[tuple[Key, ...], NDArray[np.int64]]:
     """The keys in their order, and the number of each row's."""
     (phases, phase), (tags, tag) = (_names(column(table, name)) for name in ("phase", "tag"))
     codes, row = np.unique(phase * len(tags) + tag, return_inverse=True)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from routeprof.errors import NotARecordingError
 from routeprof.recording import id_bytes
+from routeprof.recording.dropped import Dropped
 from routeprof.recording.layers import LayerSource, layer_places, union
 from routeprof.recording.places import is_remote, listing, parquet_file, place, snapshot
 from routeprof.recording.schema import (
@@ -35,6 +36,8 @@ _BY_FACTOR = frozenset({"overflow", "overflow_steps", "capacity_slots"})
 
 _RANK = re.compile(r"^rank-(\d{5})$")
 _PART = re.compile(r"^(" + "|".join(KINDS) + r")-(\d+)\.parquet$")
+_COARSE = re.compile(r"^coarse-(\d+)-(\d+)\.parquet$")
+"""A window part in place of those with these numbers, from the first to the last."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class Part:
         rank: number of its rank among all that were opened; see ``RANKS_PER_RUN``.
         origin: the recording's directory, where several were opened.
         factors: capacity factors of its recording, where those that were opened differ.
+        stop: of a coarse part, which stands for all numbers from ``number`` on, the number after
+            the last; 0 of others.
     """
 
     path: Path
@@ -53,6 +58,12 @@ class Part:
     number: int
     origin: str = ""
     factors: tuple[float, ...] | None = None
+    stop: int = 0
+
+    @property
+    def numbers(self) -> range:
+        """Numbers of the parts that it is, or stands for."""
+        return range(self.number, self.stop or self.number + 1)
 
     @property
     def label(self) -> str:
@@ -72,6 +83,7 @@ class RankFiles:
         run: number of its run among those that were opened.
         origin: the directory again, where several were opened.
         passes: pass of each layer that it captures, by the layer's index.
+        dropped: detail that ``routeprof compact`` has deleted.
     """
 
     rank: int
@@ -81,6 +93,7 @@ class RankFiles:
     run: int = 0
     origin: str = ""
     passes: Mapping[int, str] = field(default_factory=dict)
+    dropped: Dropped = field(default_factory=Dropped)
 
     @property
     def number(self) -> int:
@@ -98,10 +111,13 @@ class RankFiles:
         return self.state is None or self.state.role.owns_tokens
 
     def missing(self) -> list[str]:
-        """Names of parts that were written and are not there."""
+        """Names of parts that were written, are not there, and were not dropped on purpose."""
         lost = []
         for kind in KINDS:
-            present = {part.number for part in self.parts if part.kind == kind}
+            present = self.dropped.numbers(kind)
+            for part in self.parts:
+                if part.kind == kind:
+                    present.update(part.numbers)
             written = max(present, default=-1) + 1
             if self.state is not None:
                 written = max(written, self.state.parts.get(kind, 0))
@@ -188,7 +204,26 @@ def _listed(directory: Path) -> RecordingFiles:
 
 
 def _rank(directory: Path, rank: int) -> RankFiles:
-    return RankFiles(rank, _state(directory), tuple(_parts(directory, rank)), directory.parent)
+    found = _rank_now(directory, rank)
+    # A listing takes time, in which parts may become one coarse part that it does not have.
+    for _ in range(_LISTINGS):
+        if is_remote(directory) or not found.missing():
+            break
+        again = _rank_now(directory, rank)
+        if again.parts == found.parts:
+            break
+        found = again
+    return found
+
+
+_LISTINGS = 10
+"""Of a directory that changes meanwhile, at most."""
+
+
+def _rank_now(directory: Path, rank: int) -> RankFiles:
+    dropped = Dropped.of(directory)
+    parts = tuple(counting(all_parts(directory, rank), dropped))
+    return RankFiles(rank, _state(directory), parts, directory.parent, dropped=dropped)
 
 
 def _state(directory: Path) -> RankState | None:
@@ -198,13 +233,37 @@ def _state(directory: Path) -> RankState | None:
         return None
 
 
-def _parts(directory: Path, rank: int) -> list[Part]:
-    parts = []
+def all_parts(directory: Path, rank: int) -> list[Part]:
+    """Every part file in a rank's directory, in no order."""
+    found = []
     for path in directory.iterdir():
-        match = _PART.match(path.name)
-        if match:
-            parts.append(Part(path, match.group(1), rank, int(match.group(2))))
-    return sorted(parts, key=lambda part: (part.kind, part.number))
+        if match := _PART.match(path.name):
+            found.append(Part(path, match.group(1), rank, int(match.group(2))))
+        elif match := _COARSE.match(path.name):
+            first, last = int(match.group(1)), int(match.group(2))
+            found.append(Part(path, "part", rank, first, stop=last + 1))
+    return found
+
+
+def counting(parts: Sequence[Part], dropped: Dropped) -> list[Part]:
+    """Those that count, in their order: neither dropped nor inside the range of a coarse one."""
+    gone = {kind: dropped.numbers(kind) for kind in KINDS}
+    coarse = _apart([part for part in parts if part.stop])
+    gone["part"].update(number for part in coarse for number in part.numbers)
+    alone = [part for part in parts if not part.stop and part.number not in gone[part.kind]]
+    return sorted([*alone, *coarse], key=lambda part: (part.kind, part.number))
+
+
+def _apart(coarse: list[Part]) -> list[Part]:
+    """Coarse parts without those inside a wider one.
+
+    Nor those that overlap one half, which nobody writes: the rest of their numbers is missing.
+    """
+    kept: list[Part] = []
+    for part in sorted(coarse, key=lambda part: (part.number, -part.stop)):
+        if not kept or part.number >= kept[-1].stop:
+            kept.append(part)
+    return kept
 
 
 def read_part(

@@ -173,6 +173,8 @@ def gaps(files: RecordingFiles, *unread: str) -> list[str]:
         missing = rank.missing()
         if missing:
             lines.append(f"{rank.name} lacks {', '.join(missing[:3])}{' …' * (len(missing) > 3)}")
+        if rank.dropped:
+            lines.append(f"{rank.name}: {rank.dropped.text}")
         lost = [] if rank.state is None else sorted(rank.state.problems.items())
         lines += [f"{rank.name}: {name} {number}" for name, number in lost if "lost" in name]
     return lines

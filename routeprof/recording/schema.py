@@ -28,6 +28,11 @@ def part_name(kind: str, number: int) -> str:
     return f"{kind}-{number:06d}.parquet"
 
 
+def coarse_name(first: int, last: int) -> str:
+    """Name of a file that stands for the window parts with these numbers."""
+    return f"coarse-{first:06d}-{last:06d}.parquet"
+
+
 _INTS = pa.list_(pa.int64())
 _FLOATS = pa.list_(pa.float64())
 _NAME = pa.dictionary(pa.int32(), pa.string())

@@ -61,8 +61,7 @@ class RecordingWriter:
             [pa.array(columns[field.name], type=field.type) for field in schema], schema=schema
         )
         with _becoming(self.rank / part_name(kind, number)) as temporary:
-            _write(temporary, in_groups(table) if kind == "tokens" else [table])
-            seal(temporary)
+            write_sealed(temporary, in_groups(table) if kind == "tokens" else [table])
         with self._lock:  # another thread may be writing the state out
             self.state = replace(self.state, parts=self.state.parts | {kind: number + 1})
 
@@ -78,8 +77,12 @@ class RecordingWriter:
             write_whole(self.rank / RANK_FILE, self.state.to_json())
 
 
-def _write(path: Path, groups: Sequence[pa.Table]) -> None:
-    """Write a Parquet file of these row groups."""
+def write_sealed(path: Path, groups: Sequence[pa.Table]) -> None:
+    """Write a part of these row groups, with its checksums.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     schema = groups[0].schema
     with pq.ParquetWriter(
         path,
@@ -91,6 +94,7 @@ def _write(path: Path, groups: Sequence[pa.Table]) -> None:
     ) as file:
         for group in groups:
             file.write_table(group)
+    seal(path)
 
 
 _ASCENDING = ("request", "position")

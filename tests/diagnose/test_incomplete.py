@@ -20,6 +20,8 @@ from routeprof.diagnose.examine import GAINS, RULES, examine
 from routeprof.diagnose.question import Question
 from routeprof.diagnose.ranks import _PROBLEMS, STALE_SECONDS
 from routeprof.diagnose.remarks import _FACTS
+from routeprof.recording.compact import compact
+from routeprof.recording.retention import Policy
 from routeprof.topology import RankRole
 from tests.diagnose.made import EXPERTS, MODEL, Step, apportioned, moe, record, steady
 from tests.diagnose.test_rules import CASES, Case, Make, severities, with_problem
@@ -120,7 +122,15 @@ def with_fact(name: str) -> Make:
     return lambda root, count: record(root / "run", steady(EVEN), facts={name: count})
 
 
+def compacted(root: Path, keep: float) -> Path:
+    """The last step ran half a second before the last window ended."""
+    path = record(root / "run", steady(EVEN))
+    compact(path, Policy(keep=keep))
+    return path
+
+
 INCOMPLETE = [
+    Case("detail-dropped", compacted, 0.4, 0.6),
     Case("unsupported-layers", second_layer_unread, True, False),
     Case("nothing-captured", so_many_steps, 0, 1),
     Case("invalid-ids", naming_no_expert, 2, 0),
