@@ -1,0 +1,168 @@
+"""Groups of a rank's parts, and what tells whether their files are still the same.
+
+Parts whose numbers lie between two multiples of 64 are a group of level 1; eight neighbouring
+groups are one of the next level. The identity of a group is made of its files' names, sizes,
+times and inodes, from one listing of the directory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import groupby
+from pathlib import Path
+
+from routeprof import __version__
+from routeprof.recording.reader import Part
+from routeprof.recording.schema import RecordingInfo
+
+FOLDER = "pyramid"
+SIZE = 64
+"""Parts of a group of level 1."""
+
+FANOUT = 8
+"""Groups of a group of the next level."""
+
+_FORMAT = 1
+_PART = re.compile(r"^(?:part|coarse)-(\d+)")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Neighbouring parts of a rank.
+
+    Attributes:
+        places: their positions among all parts.
+        number: of the group among those of its level.
+        rank: its number among all that were opened.
+        path: where its sums are kept.
+        identity: another one when one of its files, or how it is read, is another.
+        settled: whether any change after the listing would show in the times of the files.
+        below: the groups that it is made of; none at level 1.
+    """
+
+    places: range
+    number: int
+    rank: int
+    path: Path
+    identity: str
+    settled: bool
+    below: tuple[Group, ...] = ()
+
+
+def groups_of(
+    directory: Path, parts: Sequence[Part], start: int, info: RecordingInfo
+) -> tuple[list[Group], set[str]]:
+    """The largest groups of a rank's parts, and the names of all files that may be of use.
+
+    A group has all files of its range of numbers; the last one, which may get more, is none.
+
+    Args:
+        parts: in the order of their numbers.
+        start: position of the first one.
+    """
+    numbers = [part.number for part in parts]
+    if numbers[-1] < SIZE:
+        return [], set()
+    try:
+        listed = _listed(directory, parts)
+    except OSError:
+        return [], set()
+    level, width = 1, SIZE
+    folder = directory.parent / FOLDER / directory.name
+    groups = list(_first_level(folder, parts, start, listed, _context(parts[0], info)))
+    found, ranges = list[Group](), {number // width for number in numbers} | listed.strange
+    names = {_name(level, number) for number in ranges}
+    while groups:
+        level, width = level + 1, width * FANOUT
+        ranges = {number // FANOUT for number in ranges}
+        names |= {_name(level, number) for number in ranges}
+        strange = {number * SIZE // width for number in listed.strange}
+        larger = list[Group]()
+        for number, some in groupby(groups, key=lambda group: group.number // FANOUT):
+            own = tuple(some)
+            inside = range(
+                start + bisect_left(numbers, number * width),
+                start + bisect_left(numbers, (number + 1) * width),
+            )
+            covered = sum(len(group.places) for group in own) == len(inside)
+            if covered and number < numbers[-1] // width and number not in strange:
+                larger.append(_larger(own, inside, number, _name(level, number)))
+            else:
+                found += own
+        groups = larger
+    return sorted(found, key=lambda group: group.places.start), names
+
+
+def _larger(own: tuple[Group, ...], places: range, number: int, name: str) -> Group:
+    settled = all(group.settled for group in own)
+    identity = _digest([group.identity for group in own])
+    return Group(places, number, own[0].rank, own[0].path.with_name(name), identity, settled, own)
+
+
+def _first_level(
+    folder: Path, parts: Sequence[Part], start: int, listed: _Listed, context: str
+) -> Iterator[Group]:
+    newest = parts[-1].number // SIZE
+    for number, some in groupby(parts, key=lambda part: part.number // SIZE):
+        own = list(some)
+        places = range(start, start + len(own))
+        start += len(own)
+        stamps = [listed.stamps[part.path.name] for part in own if part.path.name in listed.stamps]
+        if number < newest and number not in listed.strange and len(stamps) == len(own):
+            identity = _digest([context, *(text for text, _ in stamps)])
+            settled = max(changed for _, changed in stamps) < listed.now
+            name = folder / _name(1, number)
+            yield Group(places, number, own[0].rank, name, identity, settled)
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """What is in a rank's directory.
+
+    Attributes:
+        now: the latest change of any file: the file system's clock was there when it was listed.
+            A file that is changed later than that has a later time.
+        stamps: for each part, what is another when its file is, and when it was changed.
+        strange: numbers of groups with files that are none of the parts.
+    """
+
+    now: int
+    stamps: dict[str, tuple[str, int]] = field(default_factory=dict)
+    strange: set[int] = field(default_factory=set)
+
+
+def _listed(directory: Path, parts: Sequence[Part]) -> _Listed:
+    wanted = {part.path.name for part in parts}
+    now = directory.stat().st_ctime_ns
+    stamps, strange = dict[str, tuple[str, int]](), set[int]()
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            name = entry.name
+            if name in wanted:
+                own = entry.stat()
+                changed = own.st_ctime_ns
+                text = f"{name}/{own.st_size}/{own.st_mtime_ns}/{changed}/{own.st_ino}"
+                stamps[name] = text, changed
+                now = max(now, changed)
+            elif match := _PART.match(name):
+                strange.add(int(match.group(1)) // SIZE)
+    return _Listed(now, stamps, strange)
+
+
+def _context(part: Part, info: RecordingInfo) -> str:
+    """What decides on a part's sums besides its bytes."""
+    layers = [(layer.index, layer.kind, layer.experts, layer.top_k) for layer in info.layers]
+    return repr((_FORMAT, __version__, layers, info.capacity_factors, part.factors))
+
+
+def _name(level: int, number: int) -> str:
+    return f"{level}-{number:06d}"
+
+
+def _digest(texts: Sequence[str]) -> str:
+    return blake2b("\n".join(texts).encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
