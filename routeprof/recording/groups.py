@@ -11,6 +11,7 @@ import os
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import groupby
@@ -68,19 +69,16 @@ def groups_of(
     numbers = [part.number for part in parts]
     if numbers[-1] < SIZE:
         return [], set()
+    folder = directory.parent / FOLDER / directory.name
     try:
-        listed = _listed(directory, parts)
+        listed = _listed(directory, folder, parts)
     except OSError:
         return [], set()
     level, width = 1, SIZE
-    folder = directory.parent / FOLDER / directory.name
     groups = list(_first_level(folder, parts, start, listed, _context(parts[0], info)))
-    found, ranges = list[Group](), {number // width for number in numbers} | listed.strange
-    names = {_name(level, number) for number in ranges}
+    found = list[Group]()
     while groups:
         level, width = level + 1, width * FANOUT
-        ranges = {number // FANOUT for number in ranges}
-        names |= {_name(level, number) for number in ranges}
         strange = {number * SIZE // width for number in listed.strange}
         larger = list[Group]()
         for number, some in groupby(groups, key=lambda group: group.number // FANOUT):
@@ -95,6 +93,7 @@ def groups_of(
             else:
                 found += own
         groups = larger
+    names = set(_names({number // SIZE for number in numbers} | listed.strange))
     return sorted(found, key=lambda group: group.places.start), names
 
 
@@ -125,8 +124,8 @@ class _Listed:
     """What is in a rank's directory.
 
     Attributes:
-        now: the latest change of any file: the file system's clock was there when it was listed.
-            A file that is changed later than that has a later time.
+        now: the latest change of anything: the file system's clock was there when it was
+            listed. What is changed after that has no earlier time.
         stamps: for each part, what is another when its file is, and when it was changed.
         strange: numbers of groups with files that are none of the parts.
     """
@@ -136,9 +135,11 @@ class _Listed:
     strange: set[int] = field(default_factory=set)
 
 
-def _listed(directory: Path, parts: Sequence[Part]) -> _Listed:
+def _listed(directory: Path, folder: Path, parts: Sequence[Part]) -> _Listed:
     wanted = {part.path.name for part in parts}
     now = directory.stat().st_ctime_ns
+    with suppress(OSError):
+        now = max(now, folder.stat().st_ctime_ns)  # which was touched if it had been later
     stamps, strange = dict[str, tuple[str, int]](), set[int]()
     with os.scandir(directory) as entries:
         for entry in entries:
@@ -158,6 +159,18 @@ def _context(part: Part, info: RecordingInfo) -> str:
     """What decides on a part's sums besides its bytes."""
     layers = [(layer.index, layer.kind, layer.experts, layer.top_k) for layer in info.layers]
     return repr((_FORMAT, __version__, layers, info.capacity_factors, part.factors))
+
+
+def _names(numbers: set[int]) -> Iterator[str]:
+    """Names of all files that may be kept.
+
+    Args:
+        numbers: of the groups of level 1 that have any files.
+    """
+    level = 1
+    while numbers:
+        yield from (_name(level, number) for number in numbers)
+        level, numbers = level + 1, {number // FANOUT for number in numbers if max(numbers)}
 
 
 def _name(level: int, number: int) -> str:

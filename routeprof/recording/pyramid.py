@@ -17,7 +17,7 @@ from time import time
 from routeprof.recording.batch import Batch, Tree
 from routeprof.recording.groups import Group, groups_of
 from routeprof.recording.places import is_remote
-from routeprof.recording.pyramid_file import Kept, read, write
+from routeprof.recording.pyramid_file import Kept, read, touched, write
 from routeprof.recording.reader import Part
 from routeprof.recording.schema import RecordingInfo
 
@@ -91,12 +91,15 @@ class Pyramid:
         """Write the sums of a group that were not kept, where there is room for them.
 
         Groups with parts that could not be read, or that are copies, are not kept: there is
-        something to say of them. Nor are those whose files may change without a trace.
+        something to say of them. Nor are those whose files may change without a trace: the next
+        to look will know that time went on.
         """
-        if not group.settled or batch.totals.unread or batch.skipped:
+        if batch.totals.unread or batch.skipped:
             return
         with suppress(OSError):
-            if disk_usage(group.path.parents[2]).free >= ROOM:
+            if not group.settled:
+                touched(group.path.parent)
+            elif disk_usage(group.path.parents[2]).free >= ROOM:
                 write(group.path, group.identity, batch, group.places.start)
                 self._good.add(group.path)
 

@@ -109,6 +109,16 @@ def write(path: Path, identity: str, batch: Batch, first: int) -> None:
         raise
 
 
+def touched(folder: Path) -> None:
+    """Have a folder with the time that it is now, by the file system's clock.
+
+    Raises:
+        OSError: it cannot be had.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    os.utime(folder)
+
+
 def _packed(identity: str, batch: Batch, first: int) -> tuple[bytes, bytes]:
     arrays = dict(_columns(batch, first))
     header = {
