@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from routeprof.recording.batch import Batch, Tree, copies, copy_of, fold_batch, merged
 from routeprof.recording.fold_part import exact_part, fold_part
-from routeprof.recording.groups import Group
+from routeprof.recording.groups import Group, directory_of
 from routeprof.recording.pyramid import Pyramid
 from routeprof.recording.reader import Part
 from routeprof.recording.schema import RecordingInfo
@@ -79,7 +79,7 @@ def fold(
         OverflowingError: whole numbers add up to 2^63 or more.
     """
     parts = sorted(
-        found_anywhere(parts, executor), key=lambda part: (str(part.path.parent), part.number)
+        found_anywhere(parts, executor), key=lambda part: (directory_of(part), part.number)
     )
     kept = Pyramid(parts if pyramid and columns is None else (), info)
     one = partial(fold_batch, info=info, between=between, columns=columns)

@@ -11,15 +11,14 @@ import os
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import groupby
 from pathlib import Path
 
 from routeprof import __version__
 from routeprof.recording.reader import Part
-from routeprof.recording.schema import RecordingInfo
+from routeprof.recording.schema import RANK_FILE, RecordingInfo
 
 FOLDER = "pyramid"
 SIZE = 64
@@ -55,27 +54,33 @@ class Group:
     below: tuple[Group, ...] = ()
 
 
+def directory_of(part: Part) -> str:
+    """Where a part is; of a hundred thousand parts ``path.parent`` would take a second."""
+    return str(part.path).rpartition("/")[0]
+
+
 def groups_of(
-    directory: Path, parts: Sequence[Part], start: int, info: RecordingInfo
+    parts: Sequence[Part], start: int, info: RecordingInfo
 ) -> tuple[list[Group], set[str]]:
     """The largest groups of a rank's parts, and the names of all files that may be of use.
 
     A group has all files of its range of numbers; the last one, which may get more, is none.
 
     Args:
-        parts: in the order of their numbers.
+        parts: of one directory, in the order of their numbers.
         start: position of the first one.
     """
     numbers = [part.number for part in parts]
     if numbers[-1] < SIZE:
         return [], set()
+    directory = parts[0].path.parent
     folder = directory.parent / FOLDER / directory.name
     try:
         listed = _listed(directory, folder, parts)
     except OSError:
         return [], set()
     level, width = 1, SIZE
-    groups = list(_first_level(folder, parts, start, listed, _context(parts[0], info)))
+    groups = list(_first_level(folder, parts, numbers, start, listed, info))
     found = list[Group]()
     while groups:
         level, width = level + 1, width * FANOUT
@@ -104,19 +109,28 @@ def _larger(own: tuple[Group, ...], places: range, number: int, name: str) -> Gr
 
 
 def _first_level(
-    folder: Path, parts: Sequence[Part], start: int, listed: _Listed, context: str
+    folder: Path,
+    parts: Sequence[Part],
+    numbers: Sequence[int],
+    start: int,
+    listed: _Listed,
+    info: RecordingInfo,
 ) -> Iterator[Group]:
-    newest = parts[-1].number // SIZE
-    for number, some in groupby(parts, key=lambda part: part.number // SIZE):
-        own = list(some)
-        places = range(start, start + len(own))
-        start += len(own)
-        stamps = [listed.stamps[part.path.name] for part in own if part.path.name in listed.stamps]
-        if number < newest and number not in listed.strange and len(stamps) == len(own):
-            identity = _digest([context, *(text for text, _ in stamps)])
-            settled = max(changed for _, changed in stamps) < listed.now
-            name = folder / _name(1, number)
-            yield Group(places, number, own[0].rank, name, identity, settled)
+    context = _context(parts[0], info)
+    stop = 0
+    while stop < len(parts):
+        first, number = stop, numbers[stop] // SIZE
+        stop = bisect_left(numbers, (number + 1) * SIZE, first)
+        changed = listed.changed[first:stop]
+        if number < numbers[-1] // SIZE and number not in listed.strange and min(changed):
+            yield Group(
+                range(start + first, start + stop),
+                number,
+                parts[0].rank,
+                folder / _name(1, number),
+                _digest([context, *listed.stamps[first:stop]]),
+                max(changed) < listed.now,
+            )
 
 
 @dataclass(frozen=True)
@@ -124,35 +138,41 @@ class _Listed:
     """What is in a rank's directory.
 
     Attributes:
-        now: the latest change of anything: the file system's clock was there when it was
-            listed. What is changed after that has no earlier time.
-        stamps: for each part, what is another when its file is, and when it was changed.
+        now: a time at which the file system's clock was before it was listed. What is changed
+            after that has no earlier time.
+        stamps: for each part, what is another when its file is.
+        changed: for each part, when it was changed, in ns since the epoch; 0 if it is not there.
         strange: numbers of groups with files that are none of the parts.
     """
 
     now: int
-    stamps: dict[str, tuple[str, int]] = field(default_factory=dict)
-    strange: set[int] = field(default_factory=set)
+    stamps: list[str]
+    changed: list[int]
+    strange: set[int]
 
 
 def _listed(directory: Path, folder: Path, parts: Sequence[Part]) -> _Listed:
-    wanted = {part.path.name for part in parts}
-    now = directory.stat().st_ctime_ns
-    with suppress(OSError):
-        now = max(now, folder.stat().st_ctime_ns)  # which was touched if it had been later
-    stamps, strange = dict[str, tuple[str, int]](), set[int]()
+    places = {str(part.path).rpartition("/")[2]: place for place, part in enumerate(parts)}
+    stamps, changed, strange = [""] * len(parts), [0] * len(parts), set[int]()
+    now = max(map(_changed, (directory, folder, directory / RANK_FILE, parts[-1].path)))
     with os.scandir(directory) as entries:
         for entry in entries:
             name = entry.name
-            if name in wanted:
+            place = places.get(name)
+            if place is not None:
                 own = entry.stat()
-                changed = own.st_ctime_ns
-                text = f"{name}/{own.st_size}/{own.st_mtime_ns}/{changed}/{own.st_ino}"
-                stamps[name] = text, changed
-                now = max(now, changed)
+                changed[place] = time = own.st_ctime_ns
+                stamps[place] = f"{name}/{own.st_size}/{own.st_mtime_ns}/{time}/{own.st_ino}"
             elif match := _PART.match(name):
                 strange.add(int(match.group(1)) // SIZE)
-    return _Listed(now, stamps, strange)
+    return _Listed(now, stamps, changed, strange)
+
+
+def _changed(path: Path) -> int:
+    try:
+        return path.stat().st_ctime_ns
+    except OSError:
+        return 0
 
 
 def _context(part: Part, info: RecordingInfo) -> str:

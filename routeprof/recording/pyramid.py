@@ -15,7 +15,7 @@ from shutil import disk_usage
 from time import time
 
 from routeprof.recording.batch import Batch, Tree
-from routeprof.recording.groups import Group, groups_of
+from routeprof.recording.groups import Group, directory_of, groups_of
 from routeprof.recording.places import is_remote
 from routeprof.recording.pyramid_file import Kept, read, touched, write
 from routeprof.recording.reader import Part
@@ -42,10 +42,10 @@ class Pyramid:
         self._names: dict[Path, set[str]] = {}
         self.groups: list[Group] = []
         start = 0
-        for directory, some in groupby(parts, key=lambda part: part.path.parent):
+        for _, some in groupby(parts, key=directory_of):
             own = list(some)
-            if not is_remote(directory):
-                found, names = groups_of(directory, own, start, info)
+            if not is_remote(own[0].path):
+                found, names = groups_of(own, start, info)
                 self.groups += found
                 if found:
                     self._names[found[0].path.parent] = names

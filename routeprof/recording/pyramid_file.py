@@ -45,7 +45,7 @@ class Kept:
     _size: int
 
     def batch(self, rank: int, first: int) -> Batch:
-        """The sums.
+        """The sums; the timeline's whole numbers are in narrow types.
 
         Args:
             rank: its number among all that were opened.
@@ -153,8 +153,8 @@ def _totals(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], rank:
     for name, values in arrays.items():
         kind, _, own = name.partition("/")
         found.setdefault(kind, {})[own] = values
-    windows = Windows.__new__(Windows)
-    windows.__setstate__(found["windows"] | {"rank": np.full(len(arrays["windows/key"]), rank)})
+    ranks = narrowed(np.array([rank]))
+    windows = Windows(**found["windows"], rank=np.repeat(ranks, len(arrays["windows/key"])))
     exact = {name: Exact({}, seen.copy()) for name, seen in found["seen"].items()}
     for name, digits in found.get("digits", {}).items():
         column, _, place = name.partition("/")
