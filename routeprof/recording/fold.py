@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from routeprof.recording.batch import Batch, Tree, copies, copy_of, fold_batch, merged
 from routeprof.recording.fold_part import exact_part, fold_part
+from routeprof.recording.groups import Group, directory_of
+from routeprof.recording.pyramid import Pyramid
 from routeprof.recording.reader import Part
 from routeprof.recording.schema import RecordingInfo
-from routeprof.recording.spread import BATCH, batches, found_anywhere, spread
+from routeprof.recording.spread import batches, found_anywhere, spread
 from routeprof.recording.totals import (
     LISTS,
     SUMS,
@@ -25,7 +26,6 @@ from routeprof.recording.totals import (
     key_order,
     merge,
     merge_exact,
-    narrowed,
 )
 
 __all__ = [
@@ -55,6 +55,7 @@ def fold(
     between: tuple[float, float] | None = None,
     columns: Collection[str] | None = None,
     progress: Progress | None = None,
+    pyramid: bool = True,
 ) -> Totals:
     """Add up window parts.
 
@@ -72,19 +73,24 @@ def fold(
             after the second are added.
         columns: the columns to read, for speed; sums of all others are as if nobody knew them.
         progress: called after each batch.
+        pyramid: take what is kept of groups of parts beside them, and keep what is not.
 
     Raises:
         OverflowingError: whole numbers add up to 2^63 or more.
     """
     parts = sorted(
-        found_anywhere(parts, executor), key=lambda part: (str(part.path.parent), part.number)
+        found_anywhere(parts, executor), key=lambda part: (directory_of(part), part.number)
     )
-    one = partial(_fold_batch, info=info, between=between, columns=columns)
-    found = _fold_all(parts, info, one, None, executor, progress)
-    copies = _copies(parts, found.held)
-    if found.skipped != copies.keys():
-        found = _fold_all(parts, info, one, frozenset(copies), executor, progress)
-    return merge([found.totals], info, tuple(copies.values()))
+    kept = Pyramid(parts if pyramid and columns is None else (), info)
+    one = partial(fold_batch, info=info, between=between, columns=columns)
+    job = _Job(parts, info, one, kept, between, executor, progress)
+    found = job.run(None)
+    copied = copies(parts, found.held)
+    if found.skipped != copied.keys():
+        found = job.run(frozenset(copied))
+    if between is None:
+        kept.build()
+    return merge([found.totals], info, tuple(copied.values()))
 
 
 def repeated(part: Part, totals: Totals, seen: dict[tuple[int, int], Part]) -> str:
@@ -96,161 +102,81 @@ def repeated(part: Part, totals: Totals, seen: dict[tuple[int, int], Part]) -> s
     windows = [(part.rank, int(number)) for number in np.unique(totals.windows.window)]
     twice = [seen[window] for window in windows if window in seen]
     if twice:
-        return _copy_of(part, twice[0])
+        return copy_of(part, twice[0])
     seen.update(dict.fromkeys(windows, part))
     return ""
 
 
-def _copy_of(part: Part, other: Part) -> str:
-    return f"{part.label} holds windows that {other.label} holds too: one is a copy"
-
-
 # -- batches
+
+Task = Sequence[tuple[int, Part]]
 
 
 @dataclass(frozen=True)
-class _Batch:
-    """What was folded of some of the parts.
+class _Job:
+    """What is to be folded, and how; see ``fold``."""
 
-    Attributes:
-        held: int64 [runs, 4]: position of a part, its rank, and the first and last window of a
-            run that it holds; of all parts, also of those that were left out.
-        skipped: positions of the parts left out as copies.
-    """
+    parts: Sequence[Part]
+    info: RecordingInfo
+    one: Callable[..., Batch]
+    pyramid: Pyramid
+    between: tuple[float, float] | None
+    executor: Executor | None
+    progress: Progress | None
 
-    totals: Totals
-    held: NDArray[np.int64]
-    skipped: frozenset[int]
-
-
-def _fold_batch(
-    numbered: Sequence[tuple[int, Part]],
-    skip: frozenset[int] | None,
-    *,
-    info: RecordingInfo,
-    between: tuple[float, float] | None,
-    columns: Collection[str] | None,
-) -> _Batch:
-    """Fold some parts.
-
-    Args:
-        skip: positions of the parts to leave out; None to leave out copies among these alone.
-    """
-    read = [(place, part, exact_part(part, info, between, columns)) for place, part in numbered]
-    runs = [_runs(place, part.rank, totals) for place, part, totals in read]
-    held = np.concatenate([np.zeros((0, 4), dtype=np.int64), *runs])
-    if skip is None:
-        skip = frozenset(_copies(dict(numbered), held))
-    kept = [totals for place, _, totals in read if place not in skip]
-    return _Batch(merge_exact(kept, info), held, skip & {place for place, _ in numbered})
-
-
-def _runs(place: int, rank: int, totals: Totals) -> NDArray[np.int64]:
-    windows = np.unique(totals.windows.window)
-    first = np.flatnonzero(np.concatenate([[True], np.diff(windows) > 1])[: len(windows)])
-    last = np.append(first[1:] - 1, len(windows) - 1)[: len(first)]
-    runs = np.empty((len(first), 4), dtype=np.int64)
-    runs[:, 0], runs[:, 1] = place, rank
-    runs[:, 2], runs[:, 3] = windows[first], windows[last]
-    return runs
-
-
-def _fold_all(
-    parts: Sequence[Part],
-    info: RecordingInfo,
-    one: Callable[..., _Batch],
-    skip: frozenset[int] | None,
-    executor: Executor | None,
-    progress: Progress | None,
-) -> _Batch:
-    numbered = list(enumerate(parts))
-    tree, done = _Tree(info), 0
-    for batch_parts, batch in spread(
-        batches(numbered, executor), partial(one, skip=skip), executor
-    ):
-        tree.add(batch_parts[0][0], batch)
-        done += len(batch_parts)
-        if progress is not None:
-            progress(done, len(parts))
-    return tree.sum()
-
-
-class _Tree:
-    """Sums of batches, merged when there are ``BATCH`` of one size: each is merged few times.
-
-    Their timelines wait, in narrow types, and are put together once.
-    """
-
-    def __init__(self, info: RecordingInfo) -> None:
-        self._info = info
-        self._levels: list[list[_Batch]] = [[]]
-        self._timelines: list[tuple[int, tuple[Key, ...], dict[str, NDArray[Any]]]] = []
-
-    def add(self, place: int, batch: _Batch) -> None:
-        """Take one more.
+    def run(self, skip: frozenset[int] | None) -> Batch:
+        """Fold all of it.
 
         Args:
-            place: any number by which timelines are roughly in order.
+            skip: as in ``fold_batch``.
         """
-        totals, level = batch.totals, 0
-        self._timelines.append((place, totals.keys, totals.windows.__getstate__()))
-        none = Windows.empty(len(self._info.capacity_factors))
-        self._levels[0].append(replace(batch, totals=replace(totals, windows=none)))
-        while len(self._levels[level]) == BATCH:
-            if level + 1 == len(self._levels):
-                self._levels.append([])
-            self._levels[level + 1].append(self._merged(self._levels[level]))
-            self._levels[level] = []
-            level += 1
+        tree, left = Tree(self.info), np.ones(len(self.parts), dtype=bool)
+        for group, batch in self.pyramid.known(skip or frozenset(), self.between):
+            left[group.places] = False
+            if batch is not None:
+                tree.add(group.places.start, batch)
+        groups = [] if self.between else self.pyramid.lowest()
+        unknown = [group for group in groups if left[group.places].all()]
+        tasks = self._tasks(left, unknown)
+        whole = _Whole(unknown, self)
+        for task, batch in spread(tasks, partial(self.one, skip=skip), self.executor):
+            left[[place for place, _ in task]] = False
+            if self.progress is not None:
+                self.progress(int((~left).sum()), len(self.parts))
+            for place, ready in whole.with_task(task, batch):
+                tree.add(place, ready)
+        return tree.sum()
 
-    def sum(self) -> _Batch:
-        """All that were added."""
-        found = self._merged([batch for level in self._levels for batch in level])
-        windows = self._timeline(found.totals.keys)
-        return replace(found, totals=replace(found.totals, windows=windows))
-
-    def _timeline(self, keys: tuple[Key, ...]) -> Windows:
-        numbers = {key: number for number, key in enumerate(keys)}
-        tables = sorted(self._timelines, key=itemgetter(0))
-        for _, own, columns in tables:
-            place = np.array([numbers[key] for key in own], dtype=np.int64)
-            columns["key"] = narrowed(place[columns["key"]])
-        empty = Windows.empty(len(self._info.capacity_factors))
-        return Windows(
-            **{
-                name: np.concatenate([none, *(columns[name] for *_, columns in tables)])
-                for name, none in empty.__dict__.items()
-            }
-        )
-
-    def _merged(self, some: Sequence[_Batch]) -> _Batch:
-        held = np.concatenate([np.zeros((0, 4), dtype=np.int64), *(one.held for one in some)])
-        skipped = frozenset[int]().union(*(one.skipped for one in some))
-        return _Batch(merge_exact([one.totals for one in some], self._info), held, skipped)
+    def _tasks(self, left: NDArray[np.bool_], groups: Sequence[Group]) -> list[Task]:
+        """Batches of the parts that are left; none is of a group and of other parts too."""
+        alone = left.copy()
+        for group in groups:
+            alone[group.places] = False
+        pieces = [*(group.places for group in groups), np.flatnonzero(alone).tolist()]
+        numbered = ([(place, self.parts[place]) for place in places] for places in pieces)
+        return [task for piece in numbered for task in batches(piece, self.executor)]
 
 
-# -- copies
+class _Whole:
+    """Puts batches together that are of one group, and keeps the group's sums."""
 
+    def __init__(self, groups: Sequence[Group], job: _Job) -> None:
+        self._job = job
+        self._group = {place: group for group in groups for place in group.places}
+        self._batches: dict[int, list[Batch]] = {group.places.start: [] for group in groups}
+        self._missing = {group.places.start: len(group.places) for group in groups}
 
-def _copies(parts: Sequence[Part] | dict[int, Part], held: NDArray[np.int64]) -> dict[int, str]:
-    """Positions of parts with windows that a part before them holds too, and what to say."""
-    copies: dict[int, str] = {}
-    for rank in np.unique(held[:, 1]):
-        runs = held[held[:, 1] == rank]
-        order = np.argsort(runs[:, 2])
-        if (runs[order[1:], 2] > runs[order[:-1], 3]).all():
-            continue
-        seen: dict[int, int] = {}
-        for place in np.unique(runs[:, 0]).tolist():
-            windows = _numbers(runs[runs[:, 0] == place])
-            twice = [seen[window] for window in windows if window in seen]
-            if twice:
-                copies[place] = _copy_of(parts[place], parts[twice[0]])
-            else:
-                seen.update(dict.fromkeys(windows, place))
-    return copies
-
-
-def _numbers(runs: NDArray[np.int64]) -> list[int]:
-    spans: Iterable[range] = (range(first, last + 1) for first, last in runs[:, 2:].tolist())
-    return [number for span in spans for number in span]
+    def with_task(self, task: Task, batch: Batch) -> Iterator[tuple[int, Batch]]:
+        """A batch with its place, when it is of no group or when it was the group's last."""
+        group = self._group.get(task[0][0])
+        if group is None:
+            yield task[0][0], batch
+            return
+        place = group.places.start
+        self._batches[place].append(batch)
+        self._missing[place] -= len(task)
+        if not self._missing[place]:
+            whole = merged(self._batches.pop(place), self._job.info)
+            if not copies(self._job.parts, whole.held):
+                self._job.pyramid.keep(group, whole)
+            yield place, whole

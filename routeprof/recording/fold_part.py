@@ -52,7 +52,13 @@ def exact_part(
     columns: Collection[str] | None = None,
 ) -> Totals:
     """The same without the floats in ``sums`` and ``lists``, for what is merged anyway."""
-    table = read_part(part, info, columns)
+    return table_totals(read_part(part, info, columns), part, info, between)
+
+
+def table_totals(
+    table: pa.Table | str, part: Part, info: RecordingInfo, between: tuple[float, float] | None
+) -> Totals:
+    """Exact totals of what ``read_part`` said of a part."""
     if isinstance(table, str):
         return merge_exact([], info, (table,))
     if between is not None:
@@ -72,6 +78,36 @@ def exact_table(table: pa.Table, part: Part, info: RecordingInfo) -> Totals:
     if wrong:
         return merge_exact([], info, (f"{part.label} has numbers that are no counts: {wrong}",))
     return rows.totals()
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Between which moments rows end, in seconds since the epoch; NaN where a row has no time."""
+
+    first: float = np.inf
+    last: float = -np.inf
+
+    def with_these(self, other: Ends) -> Ends:
+        """Of the rows of both."""
+        return Ends(
+            float(np.minimum(self.first, other.first)), float(np.maximum(self.last, other.last))
+        )
+
+    def within(self, between: tuple[float, float]) -> bool:
+        """Whether all rows are of this range."""
+        return between[0] < self.first and self.last <= between[1]
+
+    def outside(self, between: tuple[float, float]) -> bool:
+        """Whether none is."""
+        return self.last <= between[0] or between[1] < self.first
+
+
+def ends_of(table: pa.Table | str) -> Ends:
+    """Of what ``read_part`` said of a part."""
+    if isinstance(table, str) or not table.num_rows:
+        return Ends()
+    end = column(table, "end").to_numpy(zero_copy_only=False)  # NaN where it is not known
+    return Ends(float(end.min()), float(end.max()))
 
 
 @dataclass(frozen=True)
