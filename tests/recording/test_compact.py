@@ -23,7 +23,7 @@ import routeprof
 from routeprof.errors import RecordingError
 from routeprof.recording.compact import LOCK_FILE, compact
 from routeprof.recording.fold import Totals, fold
-from routeprof.recording.reader import Part, open_recording
+from routeprof.recording.reader import Part, all_parts, open_recording
 from routeprof.recording.recount import gaps
 from routeprof.recording.retention import Policy, Timed, groups
 from routeprof.recording.schema import (
@@ -94,6 +94,28 @@ def test_many_windows_become_one_with_the_same_sums(seed: int, tmp_path: Path):
     assert set(zip(after.windows.start, after.windows.end, strict=True)) == {(100.0, 140.0)}
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_what_nobody_knew_stays_unknown(seed: int, tmp_path: Path):
+    """With so few rows most layers, phases and tags lack some column altogether."""
+    write(tmp_path / "r", random_parts(seed, parts=3, rows=2))
+    before, unknown = totals_of(tmp_path / "r"), nulls(tmp_path / "r")
+    outcome = compact(tmp_path / "r", ALL)
+    assert (outcome.after.parts, outcome.remarks) == (1, ())
+    same_sums(before, totals_of(tmp_path / "r"))
+    assert nulls(tmp_path / "r") == unknown
+
+
+def nulls(directory: Path) -> dict[tuple, set[str]]:
+    """Columns without any value, by layer, phase and tag."""
+    found: dict[tuple, set[str]] = {}
+    for path in directory.rglob("*.parquet"):
+        for row in pq.read_table(path).to_pylist():
+            own = {name for name, value in row.items() if value is None}
+            key = row["layer"], row["phase"], row["tag"]
+            found[key] = found.get(key, own) & own
+    return found
+
+
 def by_fractions(paths: list[Path]) -> dict:
     """The true sum of every float, and which are unknown, as any other reader may find them."""
     sums = {}
@@ -148,7 +170,8 @@ def test_what_is_not_finite_stays_what_it_is(data, tmp_path_factory):
     odd = st.sampled_from([math.nan, math.inf, -math.inf, 1e300, 1.0, 1e-300])
     write(directory, with_floats(data.draw, odd))
     before = totals_of(directory)
-    compact(directory, ALL)
+    outcome = compact(directory, ALL)
+    assert (outcome.after.parts, outcome.remarks) == (1, ())
     same_sums(before, totals_of(directory))
 
 
@@ -596,6 +619,23 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(RecordingError, match="nothing is lost"):
         compact(tmp_path / "r", ALL)
     assert len(names(tmp_path / "r")) == 6
+    same_sums(before, totals_of(tmp_path / "r"))
+
+
+def test_a_listing_that_is_overtaken_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The coarse part came after its place in the listing was read, and took away the rest."""
+    write(tmp_path / "r", random_parts(1))
+    before, listed = totals_of(tmp_path / "r"), [True]
+
+    def torn(directory: Path, rank: int) -> list[Part]:
+        if listed:
+            listed.clear()
+            first = all_parts(directory, rank)[:2]
+            compact(tmp_path / "r", ALL)
+            return first
+        return all_parts(directory, rank)
+
+    monkeypatch.setattr("routeprof.recording.reader.all_parts", torn)
     same_sums(before, totals_of(tmp_path / "r"))
 
 
