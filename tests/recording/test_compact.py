@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import routeprof
+from routeprof.dashboards.live.follower import Follower
 from routeprof.errors import RecordingError
 from routeprof.recording.compact import LOCK_FILE, compact
 from routeprof.recording.fold import Totals, fold
@@ -342,6 +343,28 @@ def test_a_part_that_ends_too_early_is_left_too(tmp_path: Path):
     (line,) = compact(tmp_path / "r", ALL).remarks
     assert line.startswith("rank-00000/part-000001.parquet cannot be read")
     assert part_name("part", 1) in names(tmp_path / "r")
+
+
+def test_columns_of_a_later_version_are_not_lost(tmp_path: Path):
+    write(tmp_path / "r", random_parts(4, parts=4))
+    path = tmp_path / "r" / "rank-00000" / part_name("part", 1)
+    table = pq.read_table(path)
+    pq.write_table(table.append_column("novel", pa.array([1] * table.num_rows)), path)
+    (line,) = compact(tmp_path / "r", ALL).remarks
+    label = "rank-00000/part-000001.parquet"
+    assert line == f"{label} has columns of a later routeprof: novel: left as it is"
+    assert "novel" in pq.read_schema(path).names
+
+
+def test_a_dashboard_that_follows_begins_again(tmp_path: Path):
+    write(tmp_path / "r", random_parts(4, parts=12))
+    files = open_recording(tmp_path / "r")
+    follower = Follower(files.info)
+    before = follower.update(files, math.inf)
+    compact(tmp_path / "r", replace(ALL, least=4.0))
+    files = open_recording(tmp_path / "r")
+    assert not follower.belongs_to(files)
+    same_sums(before, Follower(files.info).update(files, math.inf))
 
 
 def test_a_lost_part_stays_known_as_lost(tmp_path: Path):
