@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 from routeprof.recording.places import parquet_file
 from routeprof.recording.reader import Part, RankFiles, column, unreadable
 from routeprof.recording.retention import Detail, Timed
+from routeprof.recording.schema import SCHEMAS
 
 
 def window_ages(rank: RankFiles) -> list[Timed]:
@@ -39,7 +40,7 @@ def window_ages(rank: RankFiles) -> list[Timed]:
 
 def _timed(part: Part) -> Timed:
     unknown = Timed(part, math.nan, math.nan, (), _size(part))
-    table = _read(part, ["window", "start", "end"])
+    table = _read(part, ["window", "start", "end"], SCHEMAS["part"].names)
     if isinstance(table, str):
         return replace(unknown, fault=table)
     window, start, end = (column(table, name) for name in table.column_names)
@@ -124,10 +125,21 @@ def _largest(table: pa.Table, by: str) -> dict[Any, int]:
     return found
 
 
-def _read(part: Part, columns: list[str]) -> pa.Table | str:
-    """Some columns, or one line that says why they cannot be read."""
+def _read(part: Part, columns: list[str], known: Collection[str] = ()) -> pa.Table | str:
+    """Some columns, or one line that says why they cannot be read.
+
+    Args:
+        known: all that the part may have: others, of a later routeprof, would be lost.
+    """
     try:
+<<<<<<< HEAD
         file = parquet_file(part.path, page_checksum_verification=True)
+=======
+        file = parquet_file(part.path)
+        others = sorted(set(file.schema_arrow.names) - set(known)) if known else []
+        if others:
+            return f"{part.label} has columns of a later routeprof: {', '.join(others)}"
+>>>>>>> issue-8-compact
         return file.read(columns).select(columns)
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         return unreadable(part, error)

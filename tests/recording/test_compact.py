@@ -20,19 +20,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import routeprof
+from routeprof.dashboards.live.follower import Follower
 from routeprof.errors import RecordingError
 from routeprof.recording.compact import LOCK_FILE, compact
 from routeprof.recording.fold import Totals, fold
-from routeprof.recording.reader import Part, open_recording
+from routeprof.recording.reader import Part, all_parts, open_recording
 from routeprof.recording.recount import gaps
 from routeprof.recording.retention import Policy, Timed, groups
 from routeprof.recording.schema import (
     ROW_SCHEMA,
     STEP_SCHEMA,
+    TOKEN_SCHEMA,
     RankState,
     coarse_name,
     part_name,
-    token_schema,
 )
 from routeprof.recording.totals import Windows
 from routeprof.recording.writer import RecordingWriter
@@ -94,6 +95,28 @@ def test_many_windows_become_one_with_the_same_sums(seed: int, tmp_path: Path):
     assert set(zip(after.windows.start, after.windows.end, strict=True)) == {(100.0, 140.0)}
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_what_nobody_knew_stays_unknown(seed: int, tmp_path: Path):
+    """With so few rows most layers, phases and tags lack some column altogether."""
+    write(tmp_path / "r", random_parts(seed, parts=3, rows=2))
+    before, unknown = totals_of(tmp_path / "r"), nulls(tmp_path / "r")
+    outcome = compact(tmp_path / "r", ALL)
+    assert (outcome.after.parts, outcome.remarks) == (1, ())
+    same_sums(before, totals_of(tmp_path / "r"))
+    assert nulls(tmp_path / "r") == unknown
+
+
+def nulls(directory: Path) -> dict[tuple, set[str]]:
+    """Columns without any value, by layer, phase and tag."""
+    found: dict[tuple, set[str]] = {}
+    for path in directory.rglob("*.parquet"):
+        for row in pq.read_table(path).to_pylist():
+            own = {name for name, value in row.items() if value is None}
+            key = row["layer"], row["phase"], row["tag"]
+            found[key] = found.get(key, own) & own
+    return found
+
+
 def by_fractions(paths: list[Path]) -> dict:
     """The true sum of every float, and which are unknown, as any other reader may find them."""
     sums = {}
@@ -148,7 +171,8 @@ def test_what_is_not_finite_stays_what_it_is(data, tmp_path_factory):
     odd = st.sampled_from([math.nan, math.inf, -math.inf, 1e300, 1.0, 1e-300])
     write(directory, with_floats(data.draw, odd))
     before = totals_of(directory)
-    compact(directory, ALL)
+    outcome = compact(directory, ALL)
+    assert (outcome.after.parts, outcome.remarks) == (1, ())
     same_sums(before, totals_of(directory))
 
 
@@ -321,6 +345,28 @@ def test_a_part_that_ends_too_early_is_left_too(tmp_path: Path):
     assert part_name("part", 1) in names(tmp_path / "r")
 
 
+def test_columns_of_a_later_version_are_not_lost(tmp_path: Path):
+    write(tmp_path / "r", random_parts(4, parts=4))
+    path = tmp_path / "r" / "rank-00000" / part_name("part", 1)
+    table = pq.read_table(path)
+    pq.write_table(table.append_column("novel", pa.array([1] * table.num_rows)), path)
+    (line,) = compact(tmp_path / "r", ALL).remarks
+    label = "rank-00000/part-000001.parquet"
+    assert line == f"{label} has columns of a later routeprof: novel: left as it is"
+    assert "novel" in pq.read_schema(path).names
+
+
+def test_a_dashboard_that_follows_begins_again(tmp_path: Path):
+    write(tmp_path / "r", random_parts(4, parts=12))
+    files = open_recording(tmp_path / "r")
+    follower = Follower(files.info)
+    before = follower.update(files, math.inf)
+    compact(tmp_path / "r", replace(ALL, least=4.0))
+    files = open_recording(tmp_path / "r")
+    assert not follower.belongs_to(files)
+    same_sums(before, Follower(files.info).update(files, math.inf))
+
+
 def test_a_lost_part_stays_known_as_lost(tmp_path: Path):
     write(tmp_path / "r", random_parts(4, parts=9))
     (tmp_path / "r" / "rank-00000" / part_name("part", 4)).unlink()
@@ -399,7 +445,7 @@ def step_rows(step: int, rank: int, time: float) -> tuple[list[dict], list[dict]
         row |= {"requests": 1, "tokens": count, "invalid": 0}
         steps.append(row | {"counts": np.bincount(ids.ravel(), minlength=layer.experts)})
         tokens.append({"step": step, "rank": rank, "layer": layer.index, "tokens": count})
-        tokens[-1]["ids"] = ids.ravel()
+        tokens[-1]["ids"] = ids.astype(np.uint8).tobytes()
     positions = {"request": [0] * count, "position": list(range(count))}
     return steps, tokens, {"step": step, "rank": rank, "pass": "model@cpu", **positions}
 
@@ -418,7 +464,7 @@ def with_detail(directory: Path, windows: int = 12, ranks: int = 1, state="stopp
             found = [step_rows(2 * window + n, rank, 100.25 + window + n / 2) for n in (0, 1)]
             write_part(writer, rows)
             write_rows(writer, "steps", STEP_SCHEMA, [row for one in found for row in one[0]])
-            own = token_schema(8), [row for one in found for row in one[1]]
+            own = TOKEN_SCHEMA, [row for one in found for row in one[1]]
             write_rows(writer, "tokens", *own)
             write_rows(writer, "rows", ROW_SCHEMA, [one[2] for one in found])
         writer.write_state(state=state)
@@ -596,6 +642,23 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(RecordingError, match="nothing is lost"):
         compact(tmp_path / "r", ALL)
     assert len(names(tmp_path / "r")) == 6
+    same_sums(before, totals_of(tmp_path / "r"))
+
+
+def test_a_listing_that_is_overtaken_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The coarse part came after its place in the listing was read, and took away the rest."""
+    write(tmp_path / "r", random_parts(1))
+    before, listed = totals_of(tmp_path / "r"), [True]
+
+    def torn(directory: Path, rank: int) -> list[Part]:
+        if listed:
+            listed.clear()
+            first = all_parts(directory, rank)[:2]
+            compact(tmp_path / "r", ALL)
+            return first
+        return all_parts(directory, rank)
+
+    monkeypatch.setattr("routeprof.recording.reader.all_parts", torn)
     same_sums(before, totals_of(tmp_path / "r"))
 
 
