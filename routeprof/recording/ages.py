@@ -132,14 +132,10 @@ def _read(part: Part, columns: list[str], known: Collection[str] = ()) -> pa.Tab
         known: all that the part may have: others, of a later routeprof, would be lost.
     """
     try:
-<<<<<<< HEAD
         file = parquet_file(part.path, page_checksum_verification=True)
-=======
-        file = parquet_file(part.path)
         others = sorted(set(file.schema_arrow.names) - set(known)) if known else []
         if others:
             return f"{part.label} has columns of a later routeprof: {', '.join(others)}"
->>>>>>> issue-8-compact
         return file.read(columns).select(columns)
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         return unreadable(part, error)
