@@ -91,6 +91,11 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
+    except OSError as error:
+        where, why = error.filename or "a file", error.strerror or error
+        line = _one_line(f"{where}: {why}; check the place and its room")
+        print(f"routeprof: {line}", file=sys.stderr)
+        sys.exit(2)
     except Exception as error:
         if type(error).__name__ == "Abort":  # the user broke off
             sys.exit(130)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from routeprof.capture.recorder import Recording
+from routeprof.commands import main
 from routeprof.errors import NotWritableError
 from tests.capture.recordings import flush, problems
+from tests.recording.made import random_parts, write
 from tests.trouble.conftest import documented, whole
 from tests.trouble.engine import Engine, turn
 
@@ -101,6 +104,18 @@ def test_a_directory_that_may_not_be_changed(immutable):
             Engine(directory)
         reason = "Operation not permitted"
         assert documented(str(refused.value), DIR=directory, REASON=reason)
+
+
+def test_a_report_that_cannot_be_written_is_one_line(immutable, tmp_path, monkeypatch, capsys):
+    write(tmp_path / "a", random_parts(5, parts=1))
+    words = ["routeprof", "report", tmp_path / "a", "--csv-only", "-o", immutable / "out"]
+    monkeypatch.setattr(sys, "argv", [str(word) for word in words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert documented(said, OUT=immutable / "out", REASON="Operation not permitted")
+    assert said.count("\n") == 1
 
 
 def test_a_directory_below_a_file(tmp_path):
