@@ -177,10 +177,11 @@ class Source:
             return known  # listing ten thousand files takes as long as drawing a page
         # Of what is still being read, neither.
         files = self._files if known is not None and stamps == self._seen else None
-        files = files or open_recordings(self.paths)
+        if files is None or self._folded is None:
+            files = open_recordings(self.paths)
+            if self._folded is None or not self._folded.belongs_to(files):
+                self._folded = Follower(files.info)
         self._seen, self._files = stamps, files
-        if self._folded is None or not self._folded.belongs_to(files):
-            self._folded = Follower(files.info)
         return Profile(files.info, self._folded.update(files, monotonic() + READ_SECONDS), files)
 
     @property
