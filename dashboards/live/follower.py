@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
+from routeprof.dashboards.live.kept import Kept
 from routeprof.dashboards.live.spans import Span, Spans
 from routeprof.dashboards.live.thinning import thinned
-from routeprof.recording.fold import Totals, exact_part, merge, merge_exact, repeated
+from routeprof.recording.batch import Batch, fold_one
+from routeprof.recording.fold import Totals, merge, merge_exact, repeated
 from routeprof.recording.reader import Part, RecordingFiles
 from routeprof.recording.schema import RecordingInfo
 
@@ -39,6 +41,7 @@ class Follower:
         self._windows: dict[tuple[int, int], Part] = {}
         self._unread: dict[Path, tuple[object, str]] = {}
         self._totals = merge([], info)
+        self._kept: Kept | None = None
         self._spans = Spans(info)
 
     def belongs_to(self, files: RecordingFiles) -> bool:
@@ -60,18 +63,24 @@ class Follower:
         """Add what is new, or as much of it as can be read in time.
 
         Args:
-            until: when to stop reading, by ``time.monotonic``; at least one batch is read.
+            until: when to stop, by ``time.monotonic``, not counting what it takes to see what is
+                new; at least one batch is read.
         """
+        seconds = until - monotonic()
         parts = files.parts("part")
         fresh = [part for part in parts if part.path not in self._parts]
         self.waiting = len(fresh)
-        sums = list(self._batches(fresh, files, until))
+        if self._kept is None and parts:
+            self._kept = Kept(parts, self.info)
+        # Of a hundred thousand parts it takes as long to see which are new.
+        sums = list(self._sums(fresh, files, monotonic() + seconds))
         if sums:
             summed = merge([self._totals, *sums], self.info)
             windows, changed = thinned(summed.windows, TIMELINE_ROWS)
             self.thinned = self.thinned or changed
             self._totals = replace(summed, windows=windows)
-        lines = [self._unread[part.path][1] for part in parts if part.path in self._unread]
+        unread = parts if self._unread else []
+        lines = [self._unread[part.path][1] for part in unread if part.path in self._unread]
         return replace(self._totals, unread=tuple(lines))
 
     def between(self, between: tuple[float, float]) -> Totals:
@@ -81,6 +90,37 @@ class Follower:
     def spans(self) -> tuple[Span, ...]:
         """Sums of stretches of time that together are all that was read."""
         return self._spans.all()
+
+    def _sums(self, fresh: Sequence[Part], files: RecordingFiles, until: float) -> Iterator[Totals]:
+        for own, batch in self._kept.known() if self._kept else ():
+            if self._takes(own, batch):
+                self.waiting -= len(own)
+                self._spans.add(own, batch.totals)
+                yield self._thinned(batch.totals)
+            if monotonic() >= until:
+                return
+        yield from self._batches([p for p in fresh if p.path not in self._parts], files, until)
+        if self._kept and not self.waiting:
+            self._kept.finish()
+
+    def _takes(self, parts: Sequence[Part], batch: Batch) -> bool:
+        """Whether no window of these parts is in the sums; now it is."""
+        found = {
+            (rank, window): parts[place]
+            for place, rank, first, last in batch.held.tolist()
+            for window in range(first, last + 1)
+        }
+        if found.keys() & self._windows.keys():
+            return False
+        self._windows.update(found)
+        self._parts.update(part.path for part in parts)
+        return True
+
+    def _thinned(self, totals: Totals) -> Totals:
+        """With so much of the timeline as will be kept of it."""
+        windows, changed = thinned(totals.windows, TIMELINE_ROWS // 32)
+        self.thinned = self.thinned or changed
+        return replace(totals, windows=windows)
 
     def _batches(
         self, fresh: Sequence[Part], files: RecordingFiles, until: float
@@ -105,7 +145,8 @@ class Follower:
         if part.path in self._unread and self._unread[part.path][0] == stamp:
             return None
         try:
-            totals = exact_part(part, files.info, None)
+            batch = fold_one(0, part, files.info)
+            totals = batch.totals
             line = totals.unread[0] if totals.unread else repeated(part, totals, self._windows)
         except Exception as error:  # columns of the right names with nonsense in them
             line = f"{part.label} cannot be read: {type(error).__name__}: {error}"
@@ -114,6 +155,8 @@ class Follower:
             return None
         self._unread.pop(part.path, None)
         self._parts.add(part.path)
+        if self._kept is not None:
+            self._kept.add(part, batch)
         return totals
 
 

@@ -18,6 +18,7 @@ from routeprof.errors import RouteprofError
 from routeprof.profile import Profile
 from routeprof.recording.merge import open_recordings
 from routeprof.recording.places import is_remote, place
+from routeprof.recording.reader import RecordingFiles
 from routeprof.recording.schema import INFO_FILE, RANK_FILE
 
 READ_SECONDS = 0.7
@@ -65,6 +66,7 @@ class Source:
         self._reading = Reading(0, None, "Not read yet.", WAITING)
         self._shown: object = None
         self._seen: object = None
+        self._files: RecordingFiles | None = None
         self._absent = False
         self._due = 0.0
 
@@ -146,7 +148,7 @@ class Source:
         start = monotonic()
         profile, message = self._reading.profile, ""
         try:
-            profile = self._load(start + READ_SECONDS)
+            profile = self._load()
             message = self._progress()
         except (RouteprofError, OSError) as error:
             message = _sentence(str(error))
@@ -169,16 +171,21 @@ class Source:
     def _pause(self) -> float:
         return _PAUSE_REMOTE if any(map(is_remote, self.paths)) else _PAUSE
 
-    def _load(self, until: float) -> Profile:
+    def _load(self) -> Profile:
         stamps = self._stamps()
         known = self._reading.profile
         if known is not None and self._settled and stamps == self._seen:
             return known  # listing ten thousand files takes as long as drawing a page
-        files = open_recordings(self.paths)
-        self._seen, self._absent = stamps, any(rank.missing() for rank in files.ranks)
-        if self._folded is None or not self._folded.belongs_to(files):
-            self._folded = Follower(files.info)
-        return Profile(files.info, self._folded.update(files, until), files)
+        # Of what is still being read, neither.
+        same = known is not None and stamps == self._seen and not self._absent
+        files = self._files if same else None
+        if files is None or self._folded is None:
+            files = open_recordings(self.paths)
+            self._absent = any(rank.missing() for rank in files.ranks)
+            if self._folded is None or not self._folded.belongs_to(files):
+                self._folded = Follower(files.info)
+        self._seen, self._files = stamps, files
+        return Profile(files.info, self._folded.update(files, monotonic() + READ_SECONDS), files)
 
     @property
     def _settled(self) -> bool:

@@ -39,14 +39,15 @@ def joined(windows: Windows) -> Windows:
 
 def _joined(windows: Windows, bins: NDArray[np.int64]) -> Windows:
     """One row for each rank, bin, layer and key."""
-    row = np.stack([windows.rank, bins, windows.layer, windows.key], axis=1)
-    first, inverse = np.unique(row, axis=0, return_index=True, return_inverse=True)[1:]
+    pair = _codes(windows.rank, bins)
+    row = _codes(pair, windows.layer, windows.key)
+    first, inverse = np.unique(row, return_index=True, return_inverse=True)[1:]
     values = {item.name: getattr(windows, item.name)[first] for item in fields(Windows)}
     for name in _ADDITIVE:
         values[name] = np.zeros_like(values[name])
-        np.add.at(values[name], inverse.reshape(-1), getattr(windows, name))
+        np.add.at(values[name], inverse, getattr(windows, name))
     # All rows of a bin share its number, start and end, whichever windows a layer ran in.
-    together = np.unique(row[:, :2], axis=0, return_inverse=True)[1].reshape(-1)
+    together = np.unique(pair, return_inverse=True)[1]
     bounds = {"window": np.minimum, "start": np.minimum, "end": np.maximum}
     for name, bound in bounds.items():
         own = getattr(windows, name)
@@ -54,3 +55,16 @@ def _joined(windows: Windows, bins: NDArray[np.int64]) -> Windows:
         bound.at(extreme, together, own)
         values[name] = extreme[together[first]]
     return Windows(**values)
+
+
+def _codes(*columns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """One number for each row, in the order of its columns."""
+    codes, room = np.zeros(len(columns[0]), dtype=np.int64), 1
+    for values in columns:
+        own = values - values.min(initial=0)
+        size = int(own.max(initial=0)) + 1
+        if room * size >= 2**63:
+            codes = np.unique(codes, return_inverse=True)[1]
+            room = len(codes) + 1
+        codes, room = codes * size + own, room * size
+    return codes

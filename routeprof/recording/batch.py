@@ -48,16 +48,26 @@ def fold_batch(
     Args:
         skip: positions of the parts to leave out; None to leave out copies among these alone.
     """
-    read, ends = [], Ends()
-    for place, part in numbered:
-        table = read_part(part, info, columns)
-        read.append((place, part, table_totals(table, part, info, between)))
-        ends = ends.with_these(ends_of(table))
-    held = joined([runs(place, part.rank, totals) for place, part, totals in read])
+    places = [place for place, _ in numbered]
+    read = [fold_one(place, part, info, between, columns) for place, part in numbered]
+    held = joined([one.held for one in read])
     if skip is None:
         skip = frozenset(copies(dict(numbered), held))
-    kept = [totals for place, _, totals in read if place not in skip]
-    return Batch(merge_exact(kept, info), held, skip & {place for place, _ in numbered}, ends)
+    kept = [one for place, one in zip(places, read, strict=True) if place not in skip]
+    return replace(merged(kept, info), held=held, skipped=skip.intersection(places))
+
+
+def fold_one(
+    place: int,
+    part: Part,
+    info: RecordingInfo,
+    between: tuple[float, float] | None = None,
+    columns: Collection[str] | None = None,
+) -> Batch:
+    """A batch of one part."""
+    table = read_part(part, info, columns)
+    totals = table_totals(table, part, info, between)
+    return Batch(totals, runs(place, part.rank, totals), ends=ends_of(table))
 
 
 def merged(some: Sequence[Batch], info: RecordingInfo) -> Batch:

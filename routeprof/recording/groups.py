@@ -1,6 +1,6 @@
 """Groups of a rank's parts, and what tells whether their files are still the same.
 
-Parts whose numbers lie between two multiples of 64 are a group of level 1; eight neighbouring
+Parts whose numbers lie between two multiples of 16 are a group of level 1; eight neighbouring
 groups are one of the next level. The identity of a group is made of its files' names, sizes,
 times and inodes, from one listing of the directory.
 """
@@ -21,11 +21,14 @@ from routeprof.recording.reader import Part
 from routeprof.recording.schema import RANK_FILE, RecordingInfo
 
 FOLDER = "pyramid"
-SIZE = 64
-"""Parts of a group of level 1."""
+SIZE = 16
+"""Parts of a group of level 1; so many are read at most at a recording's end."""
 
 FANOUT = 8
 """Groups of a group of the next level."""
+
+FEWEST = 64
+"""A rank with no more parts than these has no groups: it is read quickly."""
 
 _FORMAT = 1
 _PART = re.compile(r"^(?:part|coarse)-(\d+)")
@@ -71,7 +74,7 @@ def groups_of(
         start: position of the first one.
     """
     numbers = [part.number for part in parts]
-    if numbers[-1] < SIZE:
+    if len(parts) <= FEWEST:
         return [], set()
     directory = parts[0].path.parent
     folder = directory.parent / FOLDER / directory.name

@@ -52,7 +52,10 @@ class Pyramid:
             start += len(own)
 
     def known(
-        self, skip: frozenset[int] = frozenset(), between: tuple[float, float] | None = None
+        self,
+        skip: frozenset[int] = frozenset(),
+        between: tuple[float, float] | None = None,
+        most: int | None = None,
     ) -> Iterator[tuple[Group, Batch | None]]:
         """Groups whose sums are kept, the largest first, with the sums; None where all of their
         windows are outside of the range.
@@ -61,11 +64,13 @@ class Pyramid:
             skip: positions of parts that must not be in them.
             between: seconds since the epoch; groups of which some windows end in it and others
                 do not are left out.
+            most: parts of a group; larger ones are left out.
         """
         waiting = self.groups[::-1]
         while waiting:
             group = waiting.pop()
-            kept = self._kept(group) if skip.isdisjoint(group.places) else None
+            small = most is None or len(group.places) <= most
+            kept = self._kept(group) if small and skip.isdisjoint(group.places) else None
             if kept is not None and between is not None and kept.ends.outside(between):
                 yield group, None
             elif (

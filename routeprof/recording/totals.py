@@ -120,6 +120,12 @@ class Windows:
         """Whole numbers as narrow as they fit, for the way between processes."""
         return {name: narrowed(values) for name, values in self.__dict__.items()}
 
+    def widened(self) -> Windows:
+        """The same with all whole numbers as int64."""
+        wide = Windows.__new__(Windows)
+        wide.__setstate__(self.__dict__)
+        return wide
+
     def __setstate__(self, state: Mapping[str, NDArray[Any]]) -> None:
         for name, values in state.items():
             wide = values if name in ("start", "end") else values.astype(np.int64)

@@ -59,13 +59,13 @@ def test_several_ranks_and_twins(tmp_path: Path) -> None:
 
 def test_each_part_is_read_once(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    exact_part = follower.exact_part
+    fold_one = follower.fold_one
 
-    def counting(part: Any, *rest: Any) -> Any:
+    def counting(place: int, part: Any, *rest: Any) -> Any:
         seen.append(part.label)
-        return exact_part(part, *rest)
+        return fold_one(place, part, *rest)
 
-    monkeypatch.setattr(follower, "exact_part", counting)
+    monkeypatch.setattr(follower, "fold_one", counting)
     source = Source(writer.path)
     for _ in range(3):
         writer.write()

@@ -38,6 +38,7 @@ FILES = {
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Groups of few parts."""
+    monkeypatch.setattr(groups, "FEWEST", 4)
     monkeypatch.setattr(groups, "SIZE", 4)
     monkeypatch.setattr(groups, "FANOUT", 2)
 
@@ -272,7 +273,7 @@ def test_with_workers(directory):
 BUILD = """
 import sys
 from routeprof.recording import groups
-groups.SIZE, groups.FANOUT = 4, 2
+groups.FEWEST, groups.SIZE, groups.FANOUT = 4, 4, 2
 import routeprof
 print(int(routeprof.load(sys.argv[1]).counts.sum()))
 """
