@@ -81,7 +81,7 @@ def read_kind(files: RecordingFiles, kind: str) -> tuple[pa.Table | None, tuple[
         The table, and one line for each part that could not be read.
     """
     parts = files.parts(kind)
-    read = _without_copies(parts, [read_part(part, files.info) for part in parts])
+    read = without_copies(parts, [read_part(part, files.info) for part in parts])
     tables = [table for table in read if isinstance(table, pa.Table)]
     unread = tuple(line for line in read if isinstance(line, str))
     if not tables:
@@ -89,7 +89,7 @@ def read_kind(files: RecordingFiles, kind: str) -> tuple[pa.Table | None, tuple[
     return pa.concat_tables(tables).unify_dictionaries(), unread
 
 
-def _without_copies(parts: list[Part], read: list[pa.Table | str]) -> list[pa.Table | str]:
+def without_copies(parts: list[Part], read: list[pa.Table | str]) -> list[pa.Table | str]:
     """What was read; instead of a part that repeats another, one line that says so."""
     alike: dict[object, list[tuple[Part, pa.Table]]] = {}
     kept: list[pa.Table | str] = []

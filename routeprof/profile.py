@@ -25,8 +25,8 @@ from routeprof.recording.fold import Key, Progress, Totals, fold
 from routeprof.recording.merge import open_recordings
 from routeprof.recording.reader import RANKS_PER_RUN, RecordingFiles
 from routeprof.recording.schema import RecordingInfo
-from routeprof.requests import requests_table
-from routeprof.token_parts import TokenParts, TokenTable, layer_tokens, read_token_parts
+from routeprof.requests import ranks_of_request, requests_table
+from routeprof.token_parts import TokenParts, TokenTable, layer_tokens
 from routeprof.topology import LEVELS, PHASES, Layer
 
 if TYPE_CHECKING:
@@ -336,25 +336,29 @@ class Profile:
         keys = zip(self._steps.phase, self._steps.tag, strict=True)
         return np.array([numbers.get(key, -1) for key in keys], dtype=np.int64)
 
-    def tokens(self, layer: int) -> TokenTable:
+    def tokens(self, layer: int, *, request: str | None = None) -> TokenTable:
         """Expert ids of every token of a layer, in the order in which they ran (level tokens).
 
         Like all tables, of the phase, the tag and the time that are selected. A token whose step
         is not in ``step_counts`` belongs to no selection, only to the whole.
 
-        The first call reads the recording's tokens, which the profile then keeps: two bytes an
-        id, and eight bytes a token for its request and position.
+        Of the ids only those row groups are read that may hold some of these; the profile keeps
+        them, up to 1 GiB. The first call reads the request and position of all tokens.
+
+        Args:
+            request: the only one that is wanted, by its name in ``requests``.
 
         Raises:
             LevelRequiredError: the recording has no tokens.
-            UsageError: there is no such MoE layer.
+            UsageError: there is no such MoE layer, or the name is none of a request.
         """
         self._detail("tokens")
-        return layer_tokens(self._token_parts, self, self.layer(layer))
+        wanted = None if request is None else ranks_of_request(self, request)
+        return layer_tokens(self._token_parts, self, self.layer(layer), wanted)
 
     @cached_property
     def _token_parts(self) -> TokenParts:
-        return read_token_parts(self._detail("tokens"))
+        return TokenParts(self._detail("tokens"))
 
     def requests(self) -> pd.DataFrame:
         """What each request did, one row a request (level tokens).

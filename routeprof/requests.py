@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from routeprof.errors import UsageError
 from routeprof.metrics import drift
 from routeprof.token_parts import TokenTable, last_places, of_rank, rank_and_number
 from routeprof.topology import Layer
@@ -139,6 +140,23 @@ def replica_ranks(profile: Profile) -> dict[int, int]:
         places.add(place)
         firsts[rank.number] = replicas.setdefault(replica, rank.number)
     return firsts
+
+
+def ranks_of_request(profile: Profile, name: str) -> dict[int, int]:
+    """The number of a request on each rank that sees it, by its name in ``requests_table``.
+
+    Raises:
+        UsageError: the name is none of a request.
+    """
+    replicas = replica_ranks(profile)
+    first, slash, number = name.rpartition("/")
+    known = (
+        first in {str(own) for own in replicas.values()} if slash else len({*replicas.values()}) < 2
+    )
+    if not known or not number.isdecimal():
+        form = "RANK/REQUEST, as 0/17" if len({*replicas.values()}) > 1 else "a number, as 17"
+        raise UsageError(f"{name!r} names no request: requests of this recording are {form}")
+    return {rank: int(number) for rank, own in replicas.items() if not slash or str(own) == first}
 
 
 def request_names(requests: NDArray[np.int64], *, with_rank: bool) -> list[str]:

@@ -230,7 +230,7 @@ def _gates(
     rows = _total(totals.sums["gate_rows"], numbers)[position]
     if not rows:
         return {}
-    mass = _total(totals.lists["probability_mass"], numbers, np.nan)[position, : len(counts)]
+    mass = _wide(_total(totals.lists["probability_mass"], numbers, np.nan)[position], len(counts))
     entropy = _total(totals.sums["entropy_sum"], numbers, np.nan)[position]
     top1 = _total(totals.sums["top1_sum"], numbers, np.nan)[position]
     return {

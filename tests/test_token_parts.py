@@ -19,6 +19,7 @@ from routeprof.topology import RankRole
 from tests.capture.oracle import Call, layers_of, random_step
 from tests.capture.recordings import flush, recorder_of, serve
 from tests.dashboards.tokens import context_of
+from tests.recording.id_lists import as_list
 
 LAYERS = layers_of((8, 2), (6, 3), (4, 1))
 KEYS = [("prefill", "code"), ("decode", "code"), ("decode", None), ("mixed", "prose")]
@@ -67,7 +68,7 @@ def rows_of(directory: Path, kind: str) -> list[dict]:
 
 def by_loops(directory: Path, layer: int, ran: Callable[[int, int], bool]) -> list[tuple]:
     """``NAMES`` of each token of a layer, of the (rank, step) that ran."""
-    top_k = next(own.top_k for own in LAYERS if own.index == layer)
+    top_k, experts = next((own.top_k, own.experts) for own in LAYERS if own.index == layer)
     passes = {(row["rank"], row["step"]): row for row in rows_of(directory, "rows")}
     found = []
     runs = [row for row in rows_of(directory, "tokens") if row["layer"] == layer]
@@ -75,9 +76,10 @@ def by_loops(directory: Path, layer: int, ran: Callable[[int, int], bool]) -> li
         if not ran(run["rank"], run["step"]):
             continue
         own = passes.get((run["rank"], run["step"]))
+        listed = as_list(run["ids"], run["tokens"] * top_k, experts)
         known = own is not None and len(own["request"]) == run["tokens"]
         for place in range(run["tokens"]):
-            ids = run["ids"][place * top_k : (place + 1) * top_k]
+            ids = listed[place * top_k : (place + 1) * top_k]
             where = (own["request"][place], own["position"][place]) if known else (-1, -1)
             ids = [-1 if number is None else number for number in ids]
             found.append((run["step"], run["rank"], *where, ids))

@@ -12,7 +12,7 @@ from routeprof.capture.layout import Layout
 from routeprof.capture.rings import StepRing, TokenRing
 from routeprof.capture.snapshot import Snapshot, StepNote, fetch_steps, fetch_tokens
 from routeprof.capture.windows import row_columns, step_columns, token_columns, window_columns
-from routeprof.recording.schema import ROW_SCHEMA, STEP_SCHEMA, token_schema
+from routeprof.recording.schema import ROW_SCHEMA, STEP_SCHEMA, TOKEN_SCHEMA
 from routeprof.topology import PHASES
 
 Rows = dict[str, list[Any]]
@@ -28,6 +28,9 @@ class Stream:
     """One capture: what it counted, and what of that is on disk.
 
     What could not be written stays where it is and comes with the next window.
+
+    Attributes:
+        phases: of steps whose tokens are not on disk yet, by their number.
     """
 
     name: str
@@ -38,6 +41,7 @@ class Stream:
     noted: int = 0
     tokens_read: list[int] = field(init=False)
     rows_read: int = 0
+    phases: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.notes = deque(maxlen=self.capture.step_log.maxlen)
@@ -90,15 +94,19 @@ class Stream:
             ]
             rows["time"] = [note.time for note in notes]
             rows["requests"] = [note.requests or None for note in notes]
+            if self.capture.counters.token_ring is not None:
+                self.phases |= zip(rows["step"], rows["phase"], strict=True)
             write("steps", STEP_SCHEMA, rows)
         self.steps_read = detail.first + len(detail.rows)
         return detail.lost
 
     def _write_tokens(self, ring: TokenRing, write: Write) -> int:
         detail = fetch_tokens(ring, self.tokens_read, self.rows_read)
-        rows = token_columns(self.layout, detail)
+        rows = token_columns(self.layout, detail, self.phases)
         if rows["step"]:
-            write("tokens", token_schema(self.layout.experts), rows)
+            write("tokens", TOKEN_SCHEMA, rows)
+            last = max(rows["step"])
+            self.phases = {step: name for step, name in self.phases.items() if step > last}
         fetched = zip(self.tokens_read, detail.ids, detail.lost, strict=True)
         self.tokens_read = [start + len(ids) + lost for start, ids, lost in fetched]
         passes = row_columns(detail)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from routeprof.capture.layout import GATE_SCALARS, Layout, slot_key
 from routeprof.capture.snapshot import Snapshot, StepDetail, TokenDetail
+from routeprof.recording.id_bytes import packed
 
 Columns = dict[str, list[Any]]
 
@@ -159,9 +161,15 @@ def step_columns(layout: Layout, detail: StepDetail, tags: dict[int, str | None]
     return rows
 
 
-def token_columns(layout: Layout, detail: TokenDetail) -> Columns:
-    """Rows of ``schema.token_schema`` without rank: one per step and layer, real rows only."""
-    rows: Columns = {"step": [], "layer": [], "tokens": [], "ids": []}
+def token_columns(
+    layout: Layout, detail: TokenDetail, phases: Mapping[int, str] | None = None
+) -> Columns:
+    """Rows of ``schema.TOKEN_SCHEMA`` without rank: one per step and layer, real rows only.
+
+    Args:
+        phases: of steps by their number; the phase of all others is null.
+    """
+    rows: Columns = {"step": [], "layer": [], "phase": [], "tokens": [], "ids": []}
     for position, layer in enumerate(layout.layers):
         steps, ids = detail.steps[position], detail.ids[position]
         for step, block in _by_step(steps):
@@ -169,9 +177,9 @@ def token_columns(layout: Layout, detail: TokenDetail) -> Columns:
             real = real[real[:, 0] != -2]
             rows["step"].append(step)
             rows["layer"].append(layer.index)
+            rows["phase"].append((phases or {}).get(step))
             rows["tokens"].append(len(real))
-            flat = real.reshape(-1)
-            rows["ids"].append(flat if (flat >= 0).all() else _with_nulls(flat))
+            rows["ids"].append(packed(real, layer.experts))
     return rows
 
 
@@ -194,7 +202,3 @@ def _by_step(steps: NDArray[np.integer]) -> list[tuple[int, slice]]:
     starts = [0, *edges.tolist()]
     stops = [*edges.tolist(), len(steps)]
     return [(int(steps[a]), slice(a, b)) for a, b in zip(starts, stops, strict=True)]
-
-
-def _with_nulls(ids: NDArray[np.integer]) -> list[int | None]:
-    return [None if value < 0 else int(value) for value in ids]

@@ -16,13 +16,14 @@ from routeprof.capture.layout import DEFAULT_CAPACITY_FACTORS
 from routeprof.errors import UsageError
 from routeprof.formats.source import Source, Step
 from routeprof.formats.sums import stepped, summed
+from routeprof.recording.id_bytes import packed
 from routeprof.recording.schema import (
     ROW_SCHEMA,
     STEP_SCHEMA,
+    TOKEN_SCHEMA,
     WINDOW_SCHEMA,
     RankState,
     RecordingInfo,
-    token_schema,
 )
 from routeprof.recording.writer import RecordingWriter
 from routeprof.topology import Layer, RankRole
@@ -125,8 +126,7 @@ class _Rank:
             numbered = list(enumerate(self.steps, self.first))
             _write(self.writer, "steps", STEP_SCHEMA, list(_step_rows(numbered, self.layers)))
             if self.source.level == "tokens":
-                experts = max(layer.experts for layer in self.info.layers)
-                _write(self.writer, "tokens", token_schema(experts), list(_id_rows(numbered)))
+                _write(self.writer, "tokens", TOKEN_SCHEMA, list(_id_rows(numbered, self.layers)))
                 _write(self.writer, "rows", ROW_SCHEMA, list(_request_rows(numbered)))
         self.first += len(self.steps)
         self.window += 1
@@ -203,12 +203,14 @@ def _step_rows(
             yield facts | own | {"tokens": _tokens(step, layers[index]), "counts": counts}
 
 
-def _id_rows(numbered: Sequence[tuple[int, Step]]) -> Iterator[dict[str, Any]]:
+def _id_rows(
+    numbered: Sequence[tuple[int, Step]], layers: Mapping[int, Layer]
+) -> Iterator[dict[str, Any]]:
     for number, step in numbered:
         for index, ids in step.ids.items():
-            flat = pa.array(ids.reshape(-1), mask=ids.reshape(-1) < 0)
-            facts = {"step": number, "rank": step.rank, "layer": index}
-            yield facts | {"tokens": len(ids), "ids": flat.to_pylist()}
+            facts = {"step": number, "rank": step.rank, "layer": index, "phase": step.phase}
+            own = packed(ids, layers[index].experts)
+            yield facts | {"tokens": len(ids), "ids": own}
 
 
 def _request_rows(numbered: Sequence[tuple[int, Step]]) -> Iterator[dict[str, Any]]:

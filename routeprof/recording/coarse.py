@@ -16,7 +16,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from routeprof.recording.exact import MINUS, NAN, PLUS, Exact
-from routeprof.recording.fold_part import exact_table, layer_places, row_keys
+from routeprof.recording.fold_part import exact_table, row_keys
+from routeprof.recording.layers import layer_places
 from routeprof.recording.reader import Part, column, read_part
 from routeprof.recording.schema import WINDOW_SCHEMA, RecordingInfo
 from routeprof.recording.totals import (

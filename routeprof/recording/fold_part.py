@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from routeprof.recording.exact import Exact, sum_rows
 from routeprof.recording.grouping import Grouping, sum_whole
+from routeprof.recording.layers import layer_places
 from routeprof.recording.reader import Part, column, read_part
 from routeprof.recording.schema import RecordingInfo
 from routeprof.recording.totals import (
@@ -248,14 +249,6 @@ def _calls(table: pa.Table) -> pa.Array:
     """Calls of the layer, 1 where a converted file has its counts and not how often it ran."""
     calls, counted = column(table, "calls"), column(table, "counts").is_valid()
     return pc.if_else(pc.and_(calls.is_null(), counted), 1, calls)
-
-
-def layer_places(layers: pa.Array, info: RecordingInfo) -> NDArray[np.int64]:
-    """Positions in ``info.layers`` of layers by their index, which must occur there."""
-    indices = np.array([layer.index for layer in info.layers], dtype=np.int64)
-    order = np.argsort(indices)
-    own = layers.to_numpy(zero_copy_only=False)
-    return np.asarray(order[np.searchsorted(indices[order], own)], dtype=np.int64)
 
 
 def row_keys(table: pa.Table) -> tuple[tuple[Key, ...], NDArray[np.int64]]:

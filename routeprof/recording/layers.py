@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
 from routeprof.errors import MismatchError
+from routeprof.recording.schema import RecordingInfo
 from routeprof.topology import Layer
 
 
@@ -77,3 +82,11 @@ def _size(layer: Layer) -> str:
     if layer.kind == "dense":
         return "dense"
     return f"of {layer.experts} experts, top-{'unknown' if layer.top_k is None else layer.top_k},"
+
+
+def layer_places(layers: pa.Array, info: RecordingInfo) -> NDArray[np.int64]:
+    """Positions in ``info.layers`` of layers by their index, which must occur there."""
+    indices = np.array([layer.index for layer in info.layers], dtype=np.int64)
+    order = np.argsort(indices)
+    own = layers.to_numpy(zero_copy_only=False)
+    return np.asarray(order[np.searchsorted(indices[order], own)], dtype=np.int64)

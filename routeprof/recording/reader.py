@@ -13,18 +13,20 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from routeprof.errors import NotARecordingError
+from routeprof.recording import id_bytes
 from routeprof.recording.dropped import Dropped
-from routeprof.recording.layers import LayerSource, union
+from routeprof.recording.layers import LayerSource, layer_places, union
 from routeprof.recording.places import is_remote, parquet_file, place, snapshot
 from routeprof.recording.schema import (
     INFO_FILE,
     KINDS,
+    OPTIONAL,
     RANK_FILE,
     SCHEMAS,
     RankState,
     RecordingInfo,
 )
-from routeprof.recording.seal import broken
+from routeprof.recording.seal import Seal, seal_of
 
 RANKS_PER_RUN = 100_000
 """Rank r of the n-th of several runs has the number n · 100,000 + r; runs count from 0."""
@@ -259,7 +261,10 @@ def _apart(coarse: list[Part]) -> list[Part]:
 
 
 def read_part(
-    part: Part, info: RecordingInfo, columns: Collection[str] | None = None
+    part: Part,
+    info: RecordingInfo,
+    columns: Collection[str] | None = None,
+    groups: Sequence[int] | None = None,
 ) -> pa.Table | str:
     """The part as a table of its kind's schema, or one line that says why it cannot be read.
 
@@ -267,17 +272,21 @@ def read_part(
 
     Args:
         columns: the columns to read besides the rank; all others are null. None for all.
+        groups: numbers of the row groups to read, without the rest of the file; None for all.
     """
-    whole = SCHEMAS[part.kind]
-    names = whole.names if columns is None else ["rank", *columns]
-    schema = pa.schema([due for due in whole if due.name in names])
+    whole, optional = SCHEMAS[part.kind], OPTIONAL.get(part.kind, frozenset())
+    names = [name for name in whole.names if columns is None or name in {"rank", *columns}]
     try:
-        if not is_remote(part.path) and broken(part.path):
+        sealed = Seal.ABSENT if is_remote(part.path) else seal_of(part.path, groups)
+        if sealed is Seal.BROKEN:
             return f"{part.label} does not match its checksum"
-        table = parquet_file(part.path, page_checksum_verification=True).read(schema.names)
-        missing = [name for name in schema.names if name not in table.column_names]
+        table = _read(part.path, names, groups, pages=sealed is not Seal.INTACT)
+        missing = [name for name in names if name not in {*table.column_names, *optional}]
         if missing:
             return f"{part.label} lacks the columns {', '.join(missing)}"
+        if "ids" in table.column_names:
+            table = _with_packed_ids(table, info)
+        schema = pa.schema([whole.field(name) for name in names if name in table.column_names])
         table = table.select(schema.names)
         wrong = [
             own.name
@@ -290,9 +299,34 @@ def read_part(
         table.validate(full=True)
         fault = _fault(table, part, info)
     except (pa.ArrowException, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()
-        fault = f"cannot be read: {reason[0] if reason else type(error).__name__}"
+        return unreadable(part, error)
     return f"{part.label} {fault}" if fault else _placed(table, part, info, whole)
+
+
+def unreadable(part: Part, error: Exception) -> str:
+    """One line for an error of a library that was to read a part."""
+    reason = str(error).strip().splitlines()
+    return f"{part.label} cannot be read: {reason[0] if reason else type(error).__name__}"
+
+
+def _read(path: Path, names: list[str], groups: Sequence[int] | None, *, pages: bool) -> pa.Table:
+    """Some columns, those that are there, of all or some row groups.
+
+    Args:
+        pages: whether to verify the checksums of pages.
+    """
+    with parquet_file(path, page_checksum_verification=pages) as file:
+        return file.read(names) if groups is None else file.read_row_groups(list(groups), names)
+
+
+def _with_packed_ids(table: pa.Table, info: RecordingInfo) -> pa.Table:
+    """The table with its ids as bytes, where they are lists as in earlier versions."""
+    place = table.column_names.index("ids")
+    if not pa.types.is_list(table.schema.field(place).type) or "layer" not in table.column_names:
+        return table
+    known = {layer.index: layer.experts for layer in info.layers}
+    experts = np.array([known.get(own, 2**16) for own in table["layer"].to_pylist()])
+    return table.set_column(place, "ids", id_bytes.from_lists(column(table, "ids"), experts))
 
 
 def _placed(table: pa.Table, part: Part, info: RecordingInfo, schema: pa.Schema) -> pa.Table:
@@ -320,6 +354,8 @@ def _kind(kind: pa.DataType) -> str:
         return f"list of {_kind(kind.value_type)}"
     if pa.types.is_dictionary(kind):
         return _kind(kind.value_type)
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return "bytes"
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)
     return "text" if text else "whole" if pa.types.is_integer(kind) else str(kind)
 
@@ -331,22 +367,29 @@ def _fault(table: pa.Table, part: Part, info: RecordingInfo) -> str:
         return f"is of rank {', '.join(map(str, ranks))} and lies in another rank's directory"
     if "layer" not in table.column_names:
         return ""
-    layers = {layer.index: layer for layer in info.layers}
+    known = [layer.index for layer in info.layers]
     own = column(table, "layer")
-    unknown = set(own.unique().to_pylist()) - layers.keys()
+    unknown = set(own.unique().to_pylist()) - set(known)
     if unknown:
         return f"has layers that {INFO_FILE} does not name: {', '.join(map(str, unknown))}"
-    indices = own.to_numpy().tolist()
-    experts = np.array([layers[index].experts for index in indices], dtype=np.int64)
+    place = layer_places(own, info)
+    experts = np.array([layer.experts for layer in info.layers], dtype=np.int64)[place]
     lengths = dict.fromkeys(("counts", "probability_mass", "weight_sum"), experts)
     factors = info.capacity_factors if part.factors is None else part.factors
-    lengths |= dict.fromkeys(_BY_FACTOR, np.full(len(indices), len(factors)))
-    if "ids" in table.column_names:
-        top_k = np.array([layers[index].top_k or 0 for index in indices], dtype=np.int64)
-        lengths["ids"] = column(table, "tokens").fill_null(0).to_numpy() * top_k
+    lengths |= dict.fromkeys(_BY_FACTOR, np.full(len(place), len(factors)))
     wrong = [name for name in lengths if name in table.column_names]
     wrong = [name for name in wrong if not _fits(column(table, name), lengths[name])]
+    if "ids" in table.column_names:
+        ids = column(table, "ids")
+        wrong += ["ids"] * (not id_bytes.fits(ids, ids_of_rows(table, info)))
     return f"has lists of another length than {INFO_FILE} says: {', '.join(wrong)}" if wrong else ""
+
+
+def ids_of_rows(table: pa.Table, info: RecordingInfo) -> NDArray[np.int64]:
+    """How many ids each row of a tokens part has, int64 [rows]: tokens · top_k."""
+    top_k = np.array([layer.top_k or 0 for layer in info.layers], dtype=np.int64)
+    tokens = column(table, "tokens").fill_null(0).to_numpy(zero_copy_only=False)
+    return np.asarray(tokens * top_k[layer_places(column(table, "layer"), info)])
 
 
 def _fits(lists: pa.ListArray, lengths: NDArray[np.int64]) -> bool:

@@ -6,15 +6,18 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from routeprof.recording.fold_part import Lists, layer_places
+from routeprof.recording import id_bytes
+from routeprof.recording.fold_part import Lists
 from routeprof.recording.grouping import Grouping, sum_whole
-from routeprof.recording.reader import Part, RecordingFiles, column, read_part
+from routeprof.recording.layers import layer_places
+from routeprof.recording.reader import Part, RecordingFiles, column, ids_of_rows, read_part
 from routeprof.recording.schema import RecordingInfo
 from routeprof.recording.spread import batches, found_anywhere, spread
 from routeprof.recording.totals import Totals
@@ -99,21 +102,35 @@ def _count_tokens(part: Part, info: RecordingInfo) -> NDArray[np.int64] | str:
     table = read_part(part, info, ["layer", "tokens", "ids"])
     if isinstance(table, str):
         return table
-    place, lists = layer_places(column(table, "layer"), info), column(table, "ids")
-    if np.count_nonzero(np.diff(place)) >= len(info.layers):  # not layer after layer
-        order = np.argsort(place, kind="stable")
-        place, lists = place[order], lists.take(pa.array(order))
-    total, ids = _nothing(info), lists.flatten()
-    lengths = lists.value_lengths().fill_null(0).to_numpy()
-    stops = np.cumsum(lengths)
-    firsts = np.flatnonzero(np.diff(place, prepend=-1))
-    for first, last in zip(firsts, [*(firsts[1:] - 1), len(place) - 1], strict=True):
-        layer, start = info.layers[place[first]], stops[first] - lengths[first]
-        own = ids.slice(start, stops[last] - start).drop_null().to_numpy(zero_copy_only=False)
-        counts = _histogram(own, layer.experts)
-        if len(counts) > layer.experts:
-            return f"{part.label} has ids beyond the {layer.experts} experts of layer {layer.index}"
-        total[place[first], : len(counts)] += counts
+    total = _nothing(info)
+    for batch in table.to_batches():  # a row group each, which is not copied
+        place, rows = layer_places(batch["layer"], info), pa.Table.from_batches([batch])
+        numbers, ids = ids_of_rows(rows, info), batch["ids"]
+        if np.count_nonzero(np.diff(place)) >= len(info.layers):  # not layer after layer
+            order = np.argsort(place, kind="stable")
+            place, numbers, ids = place[order], numbers[order], ids.take(pa.array(order))
+        edges = np.flatnonzero(np.diff(place, prepend=-1)).tolist()
+        for first, last in pairwise([*edges, len(place)]):
+            layer = info.layers[place[first]]
+            counts = _counts(ids[first:last], numbers[first:last], layer.experts)
+            if counts[layer.experts :].any():
+                return (
+                    f"{part.label} has ids beyond the {layer.experts} experts "
+                    f"of layer {layer.index}"
+                )
+            total[place[first], : layer.experts] += counts[: layer.experts]
+    return total
+
+
+def _counts(ids: pa.BinaryArray, numbers: NDArray[np.int64], experts: int) -> NDArray[np.int64]:
+    """How often each id occurs in rows of one layer, int64 [experts or more]."""
+    total = np.zeros(2**16, dtype=np.int64)
+    for own in id_bytes.runs(ids, numbers):
+        counts = _histogram(own, experts)
+        nobody = id_bytes.outside(own.dtype, experts)
+        if 0 <= nobody < len(counts):
+            counts[nobody] = 0
+        total[: len(counts)] += counts
     return total
 
 

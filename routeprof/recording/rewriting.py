@@ -86,7 +86,7 @@ def _replaced(
     first, stop = some[0].part.number, some[-1].part.numbers.stop
     target = folder(rank) / coarse_name(first, stop - 1)
     temporary = target.with_suffix(".tmp")
-    write_sealed(temporary, coarse.table(info, rank.rank))
+    write_sealed(temporary, [coarse.table(info, rank.rank)])
     part = Part(temporary, "part", some[0].part.rank, first, stop=stop)
     if not _same(Coarse.of(part, info), coarse):
         temporary.unlink()

@@ -98,27 +98,28 @@ ROW_SCHEMA = pa.schema(
 )
 
 
-def token_schema(experts: int) -> pa.Schema:
-    """Schema of the tokens parts: ids as uint8 up to 256 experts, else uint16.
+TOKEN_SCHEMA = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("rank", pa.int32()),
+        ("layer", pa.int32()),
+        ("phase", _NAME),
+        ("tokens", pa.int32()),
+        ("ids", pa.binary()),
+    ]
+)
+"""``ids`` are tokens · top_k expert ids, token-major, as `routeprof.recording.id_bytes` packs them.
 
-    ``ids`` holds tokens · top_k numbers, token-major; null is an id outside the valid range.
-    """
-    ids = pa.uint8() if experts <= 256 else pa.uint16()
-    return pa.schema(
-        [
-            ("step", pa.int64()),
-            ("rank", pa.int32()),
-            ("layer", pa.int32()),
-            ("tokens", pa.int32()),
-            ("ids", pa.list_(ids)),
-        ]
-    )
+``phase`` is null where nobody noted it.
+"""
 
+OPTIONAL = {"tokens": frozenset({"phase"})}
+"""Columns that a part of an earlier version may lack; all of them are null then."""
 
 SCHEMAS = {
     "part": WINDOW_SCHEMA,
     "steps": STEP_SCHEMA,
-    "tokens": token_schema(2**16),
+    "tokens": TOKEN_SCHEMA,
     "rows": ROW_SCHEMA,
 }
 """What each kind of part is read as."""

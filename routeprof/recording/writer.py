@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from routeprof.errors import RecordingExistsError
+from routeprof.recording.row_groups import BOUNDED, in_groups
 from routeprof.recording.schema import (
     INFO_FILE,
     RANK_FILE,
@@ -51,7 +52,7 @@ class RecordingWriter:
         )
         target = self.rank / part_name(kind, number)
         temporary = target.with_suffix(".tmp")
-        write_sealed(temporary, table)
+        write_sealed(temporary, in_groups(table) if kind == "tokens" else [table])
         temporary.replace(target)
         with self._lock:  # another thread may be writing the state out
             self.state = replace(self.state, parts=self.state.parts | {kind: number + 1})
@@ -68,25 +69,33 @@ class RecordingWriter:
             write_whole(self.rank / RANK_FILE, self.state.to_json())
 
 
-def write_sealed(temporary: Path, table: pa.Table) -> None:
-    """Write a part under a temporary name, with its checksum.
+def write_sealed(temporary: Path, groups: Sequence[pa.Table]) -> None:
+    """Write a part of these row groups under a temporary name, with its checksums.
 
     Raises:
         OSError: it cannot be written; what there was of it is gone.
     """
     try:
-        pq.write_table(
-            table,
-            temporary,
-            compression="zstd",
-            **_encodings(table.schema),
-            write_statistics=False,
-            write_page_checksum=True,
-        )
+        _write(temporary, groups)
         seal(temporary)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _write(path: Path, groups: Sequence[pa.Table]) -> None:
+    """Write a Parquet file of these row groups."""
+    schema = groups[0].schema
+    with pq.ParquetWriter(
+        path,
+        schema,
+        compression="zstd",
+        **_encodings(schema),
+        write_statistics=list(BOUNDED) if "ids" in schema.names else False,
+        write_page_checksum=True,
+    ) as file:
+        for group in groups:
+            file.write_table(group)
 
 
 _ASCENDING = ("request", "position")
@@ -96,9 +105,10 @@ _ASCENDING = ("request", "position")
 def _encodings(schema: pa.Schema) -> dict[str, Any]:
     """How numbers are written so that they take their width in bits and not in words.
 
-    Parquet knows no integers below 32 bits: a list of uint8 takes four bytes a number, of which
-    zstd does not win back all. Expert ids and counts have few values, which a dictionary numbers
-    in as few bits as it takes; numbers that follow one another are written as differences.
+    Parquet knows no integers below 32 bits: a list of small numbers takes four bytes for each, of
+    which zstd does not win back all. Counts have few values, which a dictionary numbers in as few
+    bits as it takes; numbers that follow one another are written as differences; bytes, which the
+    expert ids are, as they are, their lengths apart.
     """
     text = [field.name for field in schema if pa.types.is_dictionary(field.type)]
     whole = [field.name for field in schema if pa.types.is_integer(field.type)]
@@ -108,9 +118,11 @@ def _encodings(schema: pa.Schema) -> dict[str, Any]:
         if pa.types.is_list(field.type) and pa.types.is_integer(field.type.value_type)
     ]
     differences = [*whole, *(_numbers(name) for name in lists if name in _ASCENDING)]
+    packed = [field.name for field in schema if pa.types.is_binary(field.type)]
     return {
         "use_dictionary": [*text, *(_numbers(name) for name in lists if name not in _ASCENDING)],
-        "column_encoding": dict.fromkeys(differences, "DELTA_BINARY_PACKED"),
+        "column_encoding": dict.fromkeys(differences, "DELTA_BINARY_PACKED")
+        | dict.fromkeys(packed, "DELTA_LENGTH_BYTE_ARRAY"),
     }
 
 

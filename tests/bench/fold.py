@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from routeprof.recording.fold import fold
 from routeprof.recording.reader import open_recording
 from routeprof.recording.recount import count_tokens
-from routeprof.recording.schema import RankState, RecordingInfo, token_schema
+from routeprof.recording.schema import TOKEN_SCHEMA, RankState, RecordingInfo
 from routeprof.recording.writer import RecordingWriter
 from routeprof.topology import Layer, RankRole
 from tests.bench import window_parts
@@ -51,9 +51,10 @@ def write_tokens(directory: Path, assignments: int, part: int) -> np.ndarray:
             "rank": [0] * count,
             "layer": np.repeat(np.arange(LAYERS), ROWS),
             "tokens": [tokens] * count,
-            "ids": list(ids.reshape(count, -1)),
+            "phase": ["decode"] * count,
+            "ids": [own.tobytes() for own in ids.reshape(count, -1)],
         }
-        writer.write("tokens", token_schema(EXPERTS), rows)
+        writer.write("tokens", TOKEN_SCHEMA, rows)
         everything.append(ids.reshape(LAYERS, -1))
     writer.write_state(state="stopped")
     return np.concatenate(everything, axis=1)

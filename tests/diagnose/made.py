@@ -14,13 +14,14 @@ from routeprof.metrics.quantiles import histogram_bin
 from routeprof.recording.schema import (
     ROW_SCHEMA,
     STEP_SCHEMA,
+    TOKEN_SCHEMA,
     WINDOW_SCHEMA,
     RankState,
     RecordingInfo,
-    token_schema,
 )
 from routeprof.recording.writer import RecordingWriter
 from routeprof.topology import Layer, ModelInfo, RankRole
+from tests.recording.id_lists import as_bytes
 
 EXPERTS, TOP_K = 16, 2
 FACTORS = (1.0, 1.25, 2.0)
@@ -127,7 +128,7 @@ def record(
     if level != "windows":
         _write(writer, "steps", STEP_SCHEMA, [_step(*pair, role.rank) for pair in seen])
     if level == "tokens":
-        _write(writer, "tokens", token_schema(EXPERTS), [_ids(*pair, role.rank) for pair in seen])
+        _write(writer, "tokens", TOKEN_SCHEMA, [_ids(*pair, role.rank) for pair in seen])
         rows = [_request(number, step, role.rank) for number, step in enumerate(steps)]
         _write(writer, "rows", ROW_SCHEMA, rows)
     writer.write_state(**({"state": "stopped"} | state))
@@ -182,8 +183,9 @@ def _step(number: int, step: Step, layer: Layer, counts, rank: int) -> dict:
 
 
 def _ids(number: int, step: Step, layer: Layer, counts, rank: int) -> dict:
-    facts = {"step": number, "rank": rank, "layer": layer.index}
-    return facts | {"tokens": len(step.ids), "ids": step.ids.ravel()}
+    facts = {"step": number, "rank": rank, "layer": layer.index, "phase": step.phase}
+    ids = as_bytes(step.ids.ravel().tolist(), layer.experts)
+    return facts | {"tokens": len(step.ids), "ids": ids}
 
 
 def _request(number: int, step: Step, rank: int) -> dict:

@@ -22,6 +22,7 @@ from tests.profile.by_hand import (
     record,
     slots,
 )
+from tests.recording.made import random_parts, write
 
 ODD_FACTORS = [0.3, 1.0, 1.05, 2.7]
 
@@ -196,3 +197,19 @@ def test_gemm_sizes_against_the_steps(tmp_path):
         assert row.mean_tokens == pytest.approx(sizes.mean())
         middle = sizes[ceil(len(sizes) / 2) - 1]
         assert middle <= row.p50_at_most < 2 * middle
+
+
+def test_the_widest_layer_may_lack_probabilities(tmp_path):
+    """A narrower one that has them keeps its own."""
+    rows = random_parts(seed=1, parts=1, rows=40)[0]
+    for row in rows:
+        if row["layer"] == 3:
+            row["probability_mass"] = None
+    write(tmp_path / "r", [rows])
+    table = routeprof.load(tmp_path / "r").layers().set_index("layer")
+    own = [row for row in rows if row["layer"] == 4 and row["calls"]]
+    counts = np.sum([row["counts"] for row in own], axis=0)
+    mass = np.sum([row["probability_mass"] for row in own if row["probability_mass"]], axis=0)
+    share, probability = counts / counts.sum(), mass / sum(row["gate_rows"] for row in own)
+    assert table.loc[4, "aux_loss"] == pytest.approx(6 * (share * probability).sum())
+    assert np.isnan(table.loc[3, "aux_loss"])

@@ -15,14 +15,15 @@ from routeprof.profile import Profile
 from routeprof.recording.schema import (
     ROW_SCHEMA,
     STEP_SCHEMA,
+    TOKEN_SCHEMA,
     WINDOW_SCHEMA,
     RankState,
     RecordingInfo,
-    token_schema,
 )
 from routeprof.recording.writer import RecordingWriter
 from routeprof.report.csv import available, csv_text
 from routeprof.topology import Layer, RankRole
+from tests.recording.id_lists import as_bytes
 
 EXPERTS, TOP_K = 4, 2
 FACTORS = (1.0, 1.5)
@@ -84,7 +85,7 @@ class Rank:
                 self._write("steps", STEP_SCHEMA, rows)
             if self.writer.info.level == "tokens":
                 rows = [self._tokens(index, own) for index, own in counts.items()]
-                self._write("tokens", token_schema(EXPERTS), rows)
+                self._write("tokens", TOKEN_SCHEMA, rows)
                 self._write("rows", ROW_SCHEMA, [self._rows(next(iter(counts.values())))])
             self.done += 1
         return self
@@ -147,7 +148,7 @@ class Rank:
             "rank": self.rank,
             "layer": index,
             "tokens": tokens,
-            "ids": pairs,
+            "ids": as_bytes(pairs, EXPERTS),
         }
 
     def _rows(self, counts: Sequence[int]) -> dict:

@@ -24,16 +24,17 @@ from routeprof.dashboards.live.follower import Follower
 from routeprof.errors import RecordingError
 from routeprof.recording.compact import LOCK_FILE, compact
 from routeprof.recording.fold import Totals, fold
+from routeprof.recording.id_bytes import packed
 from routeprof.recording.reader import Part, all_parts, open_recording
 from routeprof.recording.recount import gaps
 from routeprof.recording.retention import Policy, Timed, groups
 from routeprof.recording.schema import (
     ROW_SCHEMA,
     STEP_SCHEMA,
+    TOKEN_SCHEMA,
     RankState,
     coarse_name,
     part_name,
-    token_schema,
 )
 from routeprof.recording.totals import Windows
 from routeprof.recording.writer import RecordingWriter
@@ -445,7 +446,7 @@ def step_rows(step: int, rank: int, time: float) -> tuple[list[dict], list[dict]
         row |= {"requests": 1, "tokens": count, "invalid": 0}
         steps.append(row | {"counts": np.bincount(ids.ravel(), minlength=layer.experts)})
         tokens.append({"step": step, "rank": rank, "layer": layer.index, "tokens": count})
-        tokens[-1]["ids"] = ids.ravel()
+        tokens[-1] |= {"ids": packed(ids.ravel(), layer.experts), "phase": "decode"}
     positions = {"request": [0] * count, "position": list(range(count))}
     return steps, tokens, {"step": step, "rank": rank, "pass": "model@cpu", **positions}
 
@@ -464,8 +465,7 @@ def with_detail(directory: Path, windows: int = 12, ranks: int = 1, state="stopp
             found = [step_rows(2 * window + n, rank, 100.25 + window + n / 2) for n in (0, 1)]
             write_part(writer, rows)
             write_rows(writer, "steps", STEP_SCHEMA, [row for one in found for row in one[0]])
-            own = token_schema(8), [row for one in found for row in one[1]]
-            write_rows(writer, "tokens", *own)
+            write_rows(writer, "tokens", TOKEN_SCHEMA, [row for one in found for row in one[1]])
             write_rows(writer, "rows", ROW_SCHEMA, [one[2] for one in found])
         writer.write_state(state=state)
     return directory

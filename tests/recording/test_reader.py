@@ -14,7 +14,8 @@ import pytest
 import routeprof
 from routeprof.errors import EmptyRecordingError, NewerSchemaError, NotARecordingError
 from routeprof.recording.reader import open_recording, read_part
-from routeprof.recording.schema import STEP_SCHEMA, WINDOW_SCHEMA, token_schema
+from routeprof.recording.schema import STEP_SCHEMA, TOKEN_SCHEMA, WINDOW_SCHEMA
+from tests.recording.id_lists import as_bytes
 from tests.recording.made import by_hand, info_of, random_parts, write, write_part
 
 INFO = info_of()
@@ -323,8 +324,9 @@ def step_row(step: int, **changes) -> dict:
     return row | {"counts": [4, 0, 0, 0, 0, 0, 0, 0]} | changes
 
 
-def token_row(step: int, ids: list[int]) -> dict:
-    return {"step": step, "rank": 0, "layer": 3, "tokens": len(ids) // 2, "ids": ids}
+def token_row(step: int, ids: list[int | None]) -> dict:
+    row = {"step": step, "rank": 0, "layer": 3, "phase": "decode", "tokens": len(ids) // 2}
+    return row | {"ids": as_bytes(ids, 8)}
 
 
 def put(writer, kind, schema, rows) -> None:
@@ -337,7 +339,7 @@ def detailed(tmp_path, rows) -> Path:
     tags = (None, "code", "客户")
     for number in range(3):  # each part has a tag dictionary of its own
         put(writer, "steps", STEP_SCHEMA, [step_row(number, tag=tags[number])])
-        put(writer, "tokens", token_schema(8), [token_row(number, [number, 1])])
+        put(writer, "tokens", TOKEN_SCHEMA, [token_row(number, [number, 1])])
     writer.write_state()
     return tmp_path / "d"
 
@@ -365,20 +367,13 @@ def test_detail_that_contradicts_recording_json_is_named(tmp_path, rows):
     put(writer, "steps", STEP_SCHEMA, [step_row(0)])
     put(writer, "steps", STEP_SCHEMA, [step_row(1, layer=99)])
     put(writer, "steps", STEP_SCHEMA, [step_row(2, counts=[1] * 9)])
-    put(writer, "tokens", token_schema(8), [token_row(0, [1, 2])])
-    put(writer, "tokens", token_schema(8), [token_row(1, [1, 2, 3])])
+    put(writer, "tokens", TOKEN_SCHEMA, [token_row(0, [1, 2])])
+    put(writer, "tokens", TOKEN_SCHEMA, [token_row(1, [1, 2, 3])])
     profile = routeprof.load(tmp_path / "d")
     assert len(profile.step_counts().unread) == 2
     assert len(profile.tokens(3).unread) == 1
     assert profile.steps()["step"].tolist() == [0]
     assert profile.tokens(3).ids.tolist() == [[1, 2]]
-
-
-def test_ids_of_small_and_large_layers_are_read_together(tmp_path, rows):
-    writer = write(tmp_path / "d", rows[:1], level="tokens")
-    put(writer, "tokens", token_schema(8), [token_row(0, [1, 2])])
-    put(writer, "tokens", token_schema(300), [token_row(1, [3, None])])
-    assert routeprof.load(tmp_path / "d").tokens(3).ids.tolist() == [[1, 2], [3, -1]]
 
 
 def test_a_part_that_comes_later_is_seen_by_the_next_load(tmp_path, rows):

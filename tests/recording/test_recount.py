@@ -11,9 +11,10 @@ import pytest
 from routeprof.recording.fold import fold
 from routeprof.recording.reader import RecordingFiles, open_recording
 from routeprof.recording.recount import recounted
-from routeprof.recording.schema import STEP_SCHEMA, WINDOW_SCHEMA, RankState, token_schema
+from routeprof.recording.schema import STEP_SCHEMA, TOKEN_SCHEMA, WINDOW_SCHEMA, RankState
 from routeprof.recording.writer import RecordingWriter
 from routeprof.topology import RankRole
+from tests.recording.id_lists import as_bytes
 from tests.recording.made import LAYERS, info_of
 
 INFO = info_of(level="tokens")
@@ -30,7 +31,8 @@ def tokens_of(random: np.random.Generator, rank: int) -> list[dict]:
             row = {"step": step, "time": 101.0, "rank": rank, "layer": layer.index}
             row |= {"phase": "decode", "tag": None, "requests": 1, "tokens": tokens}
             counts = np.bincount([one for one in ids if one >= 0], minlength=layer.experts)
-            row |= {"ids": [None if one < 0 else one for one in ids], "invalid": ids.count(-1)}
+            known = [None if one < 0 else one for one in ids]
+            row |= {"ids": as_bytes(known, layer.experts), "invalid": ids.count(-1)}
             found.append(row | {"counts": counts.tolist()})
     return found
 
@@ -63,7 +65,7 @@ def recorded(tmp_path: Path):
             parts = {
                 "part": (WINDOW_SCHEMA, window_of(rows, window, rank)),
                 "steps": (STEP_SCHEMA, rows),
-                "tokens": (token_schema(8), rows),
+                "tokens": (TOKEN_SCHEMA, rows),
             }
             for kind, (schema, own) in parts.items():
                 columns = {name: [row[name] for row in own] for name in schema.names}

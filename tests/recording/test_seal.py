@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from routeprof.recording.reader import open_recording, read_part
-from routeprof.recording.seal import MARK, broken
+from routeprof.recording.seal import MARK, Seal, seal_of
 from tests.recording.made import info_of, random_parts, write
 
 INFO = info_of()
@@ -28,7 +28,7 @@ def test_every_bit_is_found_or_harmless(own):
         flipped = bytearray(data)
         flipped[place] ^= 1 << place % 8
         own.path.write_bytes(flipped)
-        if broken(own.path):
+        if seal_of(own.path) is Seal.BROKEN:
             continue
         found = read_part(own, INFO)
         assert isinstance(found, str) or found.equals(whole), place
@@ -40,7 +40,7 @@ def test_a_part_of_another_writer_has_none(own):
     """Older recordings, and parts that were written anew with pandas."""
     whole = read_part(own, INFO)
     pq.write_table(pq.read_table(own.path), own.path)
-    assert not broken(own.path)
+    assert seal_of(own.path) is Seal.ABSENT
     assert read_part(own, INFO).equals(whole)
 
 

@@ -85,12 +85,12 @@ def test_a_part_that_could_not_be_written_leaves_nothing(tmp_path, monkeypatch):
     recording = write(tmp_path / "r", [])
     rows = random_parts(1, parts=1)[0]
 
-    def half(table, where, **options):
-        where.write_bytes(b"PAR1")
+    def half(self, table, **options):
+        self.file_handle.write(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(pq, "write_table", half)
+        patched.setattr(pq.ParquetWriter, "write_table", half)
         with pytest.raises(OSError, match="No space"):
             write_part(recording, rows)
     assert recording.state.parts == {}
