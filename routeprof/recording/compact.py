@@ -10,10 +10,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from pathlib import Path
+from shutil import rmtree
 
 from routeprof.errors import RecordingError, UsageError
 from routeprof.recording.ages import detail_ages, window_ages
 from routeprof.recording.dropped import Dropped
+from routeprof.recording.groups import FOLDER
 from routeprof.recording.places import is_remote
 from routeprof.recording.reader import RankFiles, RecordingFiles, open_recording
 from routeprof.recording.retention import LADDER, Detail, Policy, Timed, groups, older, oldest
@@ -71,7 +73,10 @@ def compact(
         return _compacted(_Job(files, dry_run=True), policy, most)
     try:
         with _alone(directory):
-            return _compacted(_Job(open_recording(directory)), policy, most)
+            outcome = _compacted(_Job(open_recording(directory)), policy, most)
+            if outcome.after != outcome.before:  # what is kept of parts that are gone
+                rmtree(directory / FOLDER, ignore_errors=True)
+            return outcome
     except OSError as error:
         raise RecordingError(
             f"cannot write to {directory} ({error.strerror or error}): nothing is lost, compact it "
@@ -157,8 +162,13 @@ class _Job:
 
     @property
     def size(self) -> Size:
-        """Of the recording; of a dry run, what it would be."""
-        files = [path for path in self.files.directory.rglob("*") if path.is_file()]
+        """Of the recording without its pyramid; of a dry run, what it would be."""
+        pyramid = self.files.directory / FOLDER
+        files = [
+            path
+            for path in self.files.directory.rglob("*")
+            if path.is_file() and pyramid not in path.parents
+        ]
         parts = sum(path.suffix == ".parquet" for path in files)
         less = self._pretended
         return Size(parts - less.parts, sum(map(_bytes, files)) - less.bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -15,14 +16,17 @@ import pytest
 
 import routeprof
 from routeprof.recording import batch, groups, pyramid
+from routeprof.recording.compact import compact
 from routeprof.recording.fold import Totals, fold
 from routeprof.recording.merge import open_recordings
 from routeprof.recording.pyramid import Pyramid
 from routeprof.recording.pyramid_file import read
 from routeprof.recording.reader import open_recording
+from routeprof.recording.retention import Policy
 from routeprof.recording.schema import part_name
 from routeprof.topology import RankRole
 from tests.recording.made import info_of, random_parts, write, write_part
+from tests.recording.test_compact import same_sums
 from tests.recording.test_fold import equal
 
 PARTS = 37
@@ -313,3 +317,17 @@ def test_files_that_may_change_without_a_trace_are_not_kept(directory):
 
 def test_folds_of_nothing(tmp_path):
     equal(fold([], info_of(), pyramid=False), fold([], info_of()))
+
+
+def test_compaction_ends_it_and_does_not_count_it(directory):
+    before = both(directory)
+    assert kept(directory)
+    without = sum(
+        file.stat().st_size
+        for file in directory.rglob("*")
+        if file.is_file() and directory / groups.FOLDER not in file.parents
+    )
+    outcome = compact(directory, Policy(tiers=(), least=math.inf))
+    assert outcome.before.bytes == without
+    assert kept(directory) == {}
+    same_sums(before, both(directory))
