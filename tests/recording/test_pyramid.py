@@ -29,11 +29,11 @@ from tests.recording.made import info_of, random_parts, write, write_part
 from tests.recording.test_compact import same_sums
 from tests.recording.test_fold import equal
 
-PARTS = 37
+PARTS = 25
 FILES = {
     f"rank-0000{rank}/{level}-00000{number}"
     for rank in range(2)
-    for level, count in ((1, 9), (2, 4), (3, 2), (4, 1))
+    for level, count in ((1, 6), (2, 3), (3, 1))
     for number in range(count)
 }
 """What is kept of so many parts in groups of four, two and two."""
@@ -86,7 +86,7 @@ def part(directory: Path, number: int, rank: int = 0) -> Path:
 def test_sums_are_kept_and_are_the_same(directory):
     both(directory)
     assert kept(directory).keys() == FILES
-    assert used(directory) == 2 * 36
+    assert used(directory) == 2 * 24
     before = kept(directory)
     both(directory)
     assert kept(directory) == before
@@ -103,7 +103,7 @@ def test_parts_of_which_sums_are_kept_are_not_read(directory, monkeypatch):
 
     monkeypatch.setattr(batch, "read_part", noting)
     routeprof.load(directory)
-    assert read == [part_name("part", 36)] * 2
+    assert read == [part_name("part", 24)] * 2
 
 
 @pytest.mark.parametrize("count", [0, 4, 5, 17])
@@ -134,7 +134,7 @@ def test_a_part_in_place_of_another_of_the_same_size_and_time(directory):
         file.write(content[: status.st_size])
     os.utime(one, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert (one.stat().st_size, one.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
-    assert used(directory) == 2 * 36 - 4
+    assert used(directory) == 2 * 24 - 4
     assert both(directory).unread
 
 
@@ -142,14 +142,14 @@ def test_a_part_that_is_gone_and_one_that_comes_late(directory, tmp_path):
     both(directory)
     late = tmp_path / "late"
     shutil.move(part(directory, 9), late)
-    assert used(directory) == 2 * 36 - 4
+    assert used(directory) == 2 * 24 - 4
     both(directory)
-    assert used(directory) == 2 * 36 - 1
+    assert used(directory) == 2 * 24 - 1
     shutil.move(late, part(directory, 9))
-    assert used(directory) == 2 * 36 - 4
+    assert used(directory) == 2 * 24 - 4
     both(directory)
     both(directory)  # the first could not tell whether the part may change without a trace
-    assert used(directory) == 2 * 36
+    assert used(directory) == 2 * 24
 
 
 def test_files_of_parts_that_are_gone_are_removed(directory):
@@ -173,14 +173,14 @@ def test_a_damaged_part_is_named_every_time(directory):
         assert [line.split()[0] for line in both(directory).unread] == [
             "rank-00000/" + part_name("part", 6)
         ]
-    assert used(directory) == 2 * 36 - 4
+    assert used(directory) == 2 * 24 - 4
     part(directory, 6).write_bytes(content)
     both(directory)
     both(directory)
-    assert used(directory) == 2 * 36
+    assert used(directory) == 2 * 24
 
 
-@pytest.mark.parametrize("other", [6, 7, 20, 36])
+@pytest.mark.parametrize("other", [6, 7, 20, 24])
 def test_a_copy_is_named_every_time(directory, other):
     """Within its group, in another group, and where nothing is kept."""
     both(directory)
@@ -230,7 +230,7 @@ def test_ranges_of_time_take_whole_groups(directory):
     inside = [group.path.name for group, sums in known if sums is not None]
     # Window n ends at 101 + n: windows 1 to 16.
     assert inside == ["1-000001", "2-000001"] * 2
-    assert len([group for group, sums in known if sums is None]) == 2 * 3
+    assert len([group for group, sums in known if sums is None]) == 2
 
 
 def test_rows_without_a_time_are_in_no_range(tmp_path):
@@ -262,7 +262,7 @@ def test_some_of_the_parts_leave_what_is_kept_alone(directory):
     before = kept(directory)
     files = open_recording(directory)
     parts = files.parts("part")
-    some = parts[3:17] + parts[40:60]
+    some = parts[3:17] + parts[30:45]
     equal(fold(some, files.info, pyramid=False), fold(some, files.info))
     assert kept(directory) == before
 
@@ -270,7 +270,7 @@ def test_some_of_the_parts_leave_what_is_kept_alone(directory):
 def test_with_workers(directory):
     with ThreadPoolExecutor(3) as executor:
         both(directory, executor=executor)
-        assert used(directory) == 2 * 36
+        assert used(directory) == 2 * 24
         both(directory, executor=executor)
 
 
@@ -289,7 +289,7 @@ def test_several_processes_at_once(directory):
     said = {process.communicate()[0] for process in running}
     assert said == {f"{both(directory).lists['counts'].sum()}\n"}
     assert kept(directory).keys() == FILES
-    assert used(directory) == 2 * 36
+    assert used(directory) == 2 * 24
 
 
 def test_a_place_where_nothing_can_be_written(directory):
@@ -312,7 +312,7 @@ def test_files_that_may_change_without_a_trace_are_not_kept(directory):
     os.utime(part(directory, 3))
     files = open_recording(directory)
     found = Pyramid(files.parts("part"), files.info).lowest()
-    assert [group.settled for group in found] == [False] + [True] * 17
+    assert [group.settled for group in found] == [False] + [True] * 11
 
 
 def test_folds_of_nothing(tmp_path):
