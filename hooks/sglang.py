@@ -44,7 +44,7 @@ _MARK = "_routeprof"
 """Attribute for what is ours on SGLang's objects."""
 
 PLACEMENTS_FILE = "placements.json"
-STOP_SECONDS = 5.0
+STOP_SECONDS = 15.0
 """How long the end of an engine waits for its recording to be whole."""
 
 
@@ -136,14 +136,17 @@ def _ending(wanted: Settings, parent_pid: int | None = None, *args: Any, **kwarg
     """SGLang ends its processes by SIGKILL: have what they recorded written before."""
     import psutil  # type: ignore[import-untyped]
 
-    from routeprof.capture.control import rank_states, request, wait_for
+    from routeprof.capture.control import answered, is_alive, rank_states, request, wait_for
     from routeprof.errors import NotARecordingError
 
     try:
         states = rank_states(wanted.out).values()
         doomed = {child.pid for child in psutil.Process(parent_pid).children(recursive=True)}
         if any(state.pid in doomed and state.state != "stopped" for state in states):
-            wait_for(wanted.out, request(wanted.out, "stopped"), STOP_SECONDS)
+            number = request(wanted.out, "stopped")
+            last = wait_for(wanted.out, number, STOP_SECONDS).values()
+            if any(is_alive(state) and not answered(state, number) for state in last):
+                say(f"the end of the recording may be missing: not written in {STOP_SECONDS:.0f} s")
     except NotARecordingError:
         return  # the engine ends before it began
     except Exception as error:
