@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ def window_ages(rank: RankFiles) -> list[Timed]:
 
 
 def _timed(part: Part) -> Timed:
-    unknown = Timed(part, math.nan, math.nan, (), _size(part))
+    unknown = Timed(part, math.nan, math.nan, (), bytes_of(part.path))
     table = _read(part, ["window", "start", "end"], SCHEMAS["part"].names)
     if isinstance(table, str):
         return replace(unknown, fault=table)
@@ -77,7 +78,7 @@ class _Steps:
 
     def add(self, part: Part) -> Detail:
         """Take the next steps part."""
-        unknown = Detail(part, math.nan, _size(part))
+        unknown = Detail(part, math.nan, bytes_of(part.path))
         table = _read(part, ["layer", "step", "time"])
         if isinstance(table, str):
             return replace(unknown, fault=table)
@@ -97,7 +98,7 @@ class _Steps:
         Args:
             layers: indices of the layers of each pass.
         """
-        unknown = Detail(part, math.nan, _size(part))
+        unknown = Detail(part, math.nan, bytes_of(part.path))
         by = "layer" if part.kind == "tokens" else "pass"
         table = _read(part, [by, "step"])
         if isinstance(table, str):
@@ -142,8 +143,9 @@ def _read(part: Part, columns: list[str], known: Collection[str] = ()) -> pa.Tab
         return unreadable(part, error)
 
 
-def _size(part: Part) -> int:
+def bytes_of(path: Path) -> int:
+    """Size of a file; 0 of one that is gone, as a temporary file of a live rank."""
     try:
-        return part.path.stat().st_size
+        return path.stat().st_size
     except OSError:
         return 0

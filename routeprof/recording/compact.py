@@ -13,7 +13,7 @@ from pathlib import Path
 from shutil import rmtree
 
 from routeprof.errors import RecordingError, UsageError
-from routeprof.recording.ages import detail_ages, window_ages
+from routeprof.recording.ages import bytes_of, detail_ages, window_ages
 from routeprof.recording.dropped import Dropped
 from routeprof.recording.groups import FOLDER
 from routeprof.recording.places import is_remote
@@ -171,14 +171,14 @@ class _Job:
         ]
         parts = sum(path.suffix == ".parquet" for path in files)
         less = self._pretended
-        return Size(parts - less.parts, sum(map(_bytes, files)) - less.bytes)
+        return Size(parts - less.parts, sum(map(bytes_of, files)) - less.bytes)
 
     def clear(self) -> None:
         """Delete what a run that was broken off has left."""
         for rank in self.files.ranks:
             for path in leftovers(rank, self.files.info, self.remarks):
                 if self.dry_run:
-                    self._pretend(path.suffix == ".parquet", _bytes(path))
+                    self._pretend(path.suffix == ".parquet", bytes_of(path))
                 else:
                     path.unlink(missing_ok=True)
 
@@ -232,10 +232,3 @@ def _open_parts(rank: RankFiles) -> set[Path]:
         return set()
     last = {part.kind: part.path for part in rank.parts}
     return set(last.values())
-
-
-def _bytes(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:  # a temporary file of a live rank
-        return 0

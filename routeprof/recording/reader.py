@@ -386,16 +386,21 @@ def _fault(table: pa.Table, part: Part, info: RecordingInfo) -> str:
     wrong = [name for name in lengths if name in table.column_names]
     wrong = [name for name in wrong if not _fits(column(table, name), lengths[name])]
     if "ids" in table.column_names:
-        ids = column(table, "ids")
-        wrong += ["ids"] * (not id_bytes.fits(ids, ids_of_rows(table, info)))
+        numbers = ids_of_rows(column(table, "tokens"), place, info)
+        wrong += ["ids"] * (not id_bytes.fits(column(table, "ids"), numbers))
     return f"has lists of another length than {INFO_FILE} says: {', '.join(wrong)}" if wrong else ""
 
 
-def ids_of_rows(table: pa.Table, info: RecordingInfo) -> NDArray[np.int64]:
-    """How many ids each row of a tokens part has, int64 [rows]: tokens · top_k."""
+def ids_of_rows(
+    tokens: pa.Array, place: NDArray[np.int64], info: RecordingInfo
+) -> NDArray[np.int64]:
+    """How many ids each row of a tokens part has, int64 [rows]: tokens · top_k.
+
+    Args:
+        place: int64 [rows], position of each row's layer in ``info.layers``.
+    """
     top_k = np.array([layer.top_k or 0 for layer in info.layers], dtype=np.int64)
-    tokens = column(table, "tokens").fill_null(0).to_numpy(zero_copy_only=False)
-    return np.asarray(tokens * top_k[layer_places(column(table, "layer"), info)])
+    return np.asarray(tokens.fill_null(0).to_numpy(zero_copy_only=False) * top_k[place])
 
 
 def _fits(lists: pa.ListArray, lengths: NDArray[np.int64]) -> bool:

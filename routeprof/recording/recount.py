@@ -104,8 +104,8 @@ def _count_tokens(part: Part, info: RecordingInfo) -> NDArray[np.int64] | str:
         return table
     total = _nothing(info)
     for batch in table.to_batches():  # a row group each, which is not copied
-        place, rows = layer_places(batch["layer"], info), pa.Table.from_batches([batch])
-        numbers, ids = ids_of_rows(rows, info), batch["ids"]
+        place, ids = layer_places(batch["layer"], info), batch["ids"]
+        numbers = ids_of_rows(batch["tokens"], place, info)
         if np.count_nonzero(np.diff(place)) >= len(info.layers):  # not layer after layer
             order = np.argsort(place, kind="stable")
             place, numbers, ids = place[order], numbers[order], ids.take(pa.array(order))
