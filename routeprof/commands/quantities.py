@@ -6,15 +6,12 @@ import math
 import re
 
 from routeprof.errors import UsageError
+from routeprof.whatif.room import UNITS
 
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-_BYTES = {"b": 1} | {
-    f"{prefix}{unit}": base**power
-    for power, prefix in enumerate("kmgt", 1)
-    for unit, base in (("", 1000), ("b", 1000), ("ib", 1024))
-}
+_BYTES = {unit: float(size) for unit, size in UNITS.items() if unit}
 
 
 def parse_seconds(text: str) -> float:
